@@ -7,17 +7,17 @@ use alloc::vec::Vec;
 use crate::date;
 use crate::index::Object;
 
-/// How the connection goes on.
+/// State of the connection after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct After {
-    /// It does.
+    /// Whether the connection goes on.
     pub keeps: bool,
-    /// The client speaks HTTP/1.0 and has to be told that it does.
+    /// Whether the client speaks HTTP/1.0 and has to be told that the connection goes on.
     pub is_old: bool,
 }
 
 impl After {
-    /// It ends.
+    /// The connection ends.
     pub const CLOSE: Self = Self { keeps: false, is_old: false };
 
     fn field(self) -> &'static str {
@@ -77,7 +77,7 @@ pub fn status(out: &mut Vec<u8>, status: u16, after: After, with_body: bool, fie
     }
 }
 
-/// What is said of an object with each of its answers.
+/// Fields about an object that each of its answers has.
 pub fn validators(object: &Object) -> String {
     let modified = match object.modified {
         0 => String::new(),

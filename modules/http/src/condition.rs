@@ -4,12 +4,12 @@ use crate::date;
 use crate::head::{Head, Method};
 use crate::index::Object;
 
-/// What is to be sent of an object.
+/// Part of an object that is to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// All.
     Whole,
-    /// From one byte up to another, which is not sent.
+    /// Bytes from one up to another, which is not sent.
     Range(u64, u64),
     /// The range begins behind its end.
     None,
@@ -49,7 +49,7 @@ fn any_matches(lists: &[&[u8]], object: Option<&Object>, strong: bool) -> bool {
     })
 }
 
-/// What part of the object the request wants.
+/// Finds the part of the object that the request wants.
 pub fn part(head: &Head<'_>, object: &Object) -> Part {
     let range = head.range.filter(|_| head.method == Method::Get);
     let Some(range) = range else { return Part::Whole };

@@ -1,4 +1,4 @@
-//! A connection: requests in, answers out.
+//! Executor of a connection: requests in, answers out.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -14,20 +14,20 @@ use crate::head::{self, Head, Method};
 use crate::site::{self, Site, Upload};
 use crate::types;
 
-/// A stream that begins so may change the site.
+/// Line with which a stream begins that may change the site.
 pub const PUBLISH_LINE: &[u8] = b"millrace-publish/1\r\n";
-/// Longest object.
+/// Length of the longest object.
 pub const MAX_OBJECT_BYTES: u64 = 16 << 30;
-/// One byte more than a reply has: so it is known that there is more, and little is kept.
+/// Output that suffices for a reply, in bytes: one more, so that it is known that there is more.
 const ENOUGH_BYTES: usize = PIECE_BYTES + 1;
 
-/// What is under way.
+/// State of a connection.
 #[derive(Debug, Default)]
 enum State {
     /// The publisher's line may come.
     #[default]
     Begun,
-    /// The next request.
+    /// The next request may come.
     Idle,
     /// An object goes out.
     Sending { id: u64, file: File, at: u64, end: u64, keeps: bool },
@@ -35,14 +35,14 @@ enum State {
     Receiving { upload: Upload, path: Vec<u8>, modified: u64, left: u64, after: After },
 }
 
-/// A client's side of the conversation.
+/// Executor of one client's requests.
 #[derive(Debug, Default)]
-pub struct Talk {
+pub struct Executor {
     state: State,
     is_publisher: bool,
 }
 
-impl sdk::stream::Talk for Talk {
+impl sdk::stream::Executor for Executor {
     type Shared = Site;
 
     fn step(
@@ -69,7 +69,7 @@ impl sdk::stream::Talk for Talk {
     }
 }
 
-impl Talk {
+impl Executor {
     fn begin(&mut self, input: &[u8]) -> Step {
         if input.len() < PUBLISH_LINE.len() && PUBLISH_LINE.starts_with(input) {
             return Step::wait();
@@ -260,7 +260,7 @@ impl Talk {
     }
 }
 
-/// What comes after an answer to a request whose body, if it has one, is not read.
+/// Step after an answer to a request whose body, if it has one, is not read.
 fn after(head: &Head<'_>) -> After {
     After { keeps: head.keeps && !head.has_body() && !head.expects, is_old: head.is_old }
 }

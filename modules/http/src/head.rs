@@ -6,12 +6,12 @@ use crate::path;
 
 /// Longest head.
 pub const MAX_HEAD_BYTES: usize = 16 << 10;
-/// Most fields.
+/// Limit of fields.
 const MAX_FIELDS: usize = 64;
-/// Without a line's end in so many bytes it is the target that is too long.
+/// Bytes without a line's end after which it is the target that is too long.
 const MAX_LINE_BYTES: usize = 8 << 10;
 
-/// What is to be done.
+/// Method of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// Get an object.
@@ -29,9 +29,9 @@ pub enum Method {
 /// A request without its body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Head<'a> {
-    /// What is to be done.
+    /// Method.
     pub method: Method,
-    /// With what; see [`path::parse`].
+    /// Target; see [`path::parse`].
     pub path: Vec<u8>,
     /// HTTP/1.0.
     pub is_old: bool,
@@ -43,22 +43,22 @@ pub struct Head<'a> {
     pub expects: bool,
     /// Part of an object.
     pub range: Option<&'a [u8]>,
-    /// Only if it is still the same; else the whole.
+    /// Condition: only if the object is still the same, else the whole.
     pub if_range: Option<&'a [u8]>,
     /// Lists of tags of which it must be one.
     pub if_match: Vec<&'a [u8]>,
     /// Lists of tags of which it must be none.
     pub if_none_match: Vec<&'a [u8]>,
-    /// Only if it is newer.
+    /// Condition: only if the object is newer.
     pub if_modified_since: Option<&'a [u8]>,
-    /// Only if it is not newer.
+    /// Condition: only if the object is not newer.
     pub if_unmodified_since: Option<&'a [u8]>,
-    /// When what is stored was changed.
+    /// Time when the stored object was changed.
     pub last_modified: Option<&'a [u8]>,
 }
 
-/// Where the head ends; none: it has not come yet. Depends on the bytes only, not on how many more there
-/// are.
+/// Finds the end of the head; none: it has not come yet. Depends on the bytes only, not on how many
+/// more there are.
 ///
 /// # Errors
 /// The status to refuse it with.
@@ -118,7 +118,7 @@ fn names_version(bytes: &[u8]) -> bool {
     words.next().is_some_and(|w| w.starts_with(b"HTTP/")) && words.next().is_none()
 }
 
-/// What decides where the next request begins.
+/// Fields that decide where the next request begins.
 #[derive(Debug, Default)]
 struct Framing {
     hosts: usize,

@@ -1,8 +1,8 @@
 //! The index: which path has which object. A log in the file `index`, and a map of it in memory.
 //!
-//! Each record is durable before the next is written. So after a crash at most the last one is not whole,
-//! and then nobody was told of it: it is cut off. A record that is wrong elsewhere is damage, which is
-//! told and not mended.
+//! Each record is durable before the next is written. So after a crash at most the last one is not
+//! whole, and then nobody was told of it: it is cut off. A record that is wrong elsewhere is
+//! damage, which is told and not mended.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -22,15 +22,15 @@ const NAME: &str = "index";
 const NEW_NAME: &str = "index-new";
 /// First bytes of the file.
 const MAGIC: &[u8; 8] = b"MLRHTTP1";
-/// In front of a record: its length, and its hash.
+/// Bytes before a record: its length, and its hash.
 const FRAME_BYTES: usize = 12;
 /// Behind a path: id, length, hash, date.
 const OBJECT_BYTES: usize = 40;
 const MAX_RECORD_BYTES: usize = FRAME_BYTES + OBJECT_BYTES + MAX_PATH_BYTES;
-/// With so much more than is needed it is written anew.
+/// Bytes beyond those needed after which the file is written anew.
 const SPARE_BYTES: u64 = 256 << 10;
 
-/// What a path has.
+/// Object of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Object {
     /// Names its file.
@@ -39,18 +39,18 @@ pub struct Object {
     pub len: u64,
     /// XXH3-128 of them.
     pub hash: u128,
-    /// When it was changed, in seconds since 1970; 0: nobody said.
+    /// Time when it was changed, in seconds since 1970; 0: nobody said.
     pub modified: u64,
 }
 
 impl Object {
-    /// Its `ETag`.
+    /// Value of its `ETag`.
     pub fn tag(&self) -> String {
         format!("\"{:032x}\"", self.hash)
     }
 }
 
-/// See the module.
+/// Index: the objects by their paths, kept in a file.
 #[derive(Debug)]
 pub struct Index {
     map: BTreeMap<Box<[u8]>, Object>,
@@ -135,7 +135,7 @@ impl Index {
         self.map.get(path)
     }
 
-    /// How many paths there are.
+    /// Number of paths.
     pub fn len(&self) -> usize {
         self.map.len()
     }

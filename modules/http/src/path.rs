@@ -1,21 +1,21 @@
-//! From a request's target to a path of the site.
+//! Paths of the site, from the targets of requests.
 
 use alloc::vec::Vec;
 
 /// Longest path, without escapes.
 pub const MAX_PATH_BYTES: usize = 1024;
 
-/// Why a target is refused.
+/// Reason why a target is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// It is none, or one that could be read in two ways.
+    /// The target is none, or could be read in two ways.
     Wrong,
-    /// It is too long.
+    /// The target is too long.
     Long,
 }
 
-/// The path of a target, without its escapes. It begins with a slash and may end with one; its segments
-/// are not empty and not `.` or `..`.
+/// The path of a target, without its escapes. It begins with a slash and may end with one; its
+/// segments are not empty and not `.` or `..`.
 ///
 /// # Errors
 /// The target is refused.

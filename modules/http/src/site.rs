@@ -1,7 +1,8 @@
 //! The site: the index, and a file for each object.
 //!
-//! An object's file is written and durable before the index names it, and removed when the index does not
-//! name it any more and nobody reads it. What a crash leaves in between is removed at the start.
+//! An object's file is written and durable before the index names it, and removed when the index
+//! does not name it any more and nobody reads it. What a crash leaves in between is removed at the
+//! start.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -15,11 +16,11 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::index::{Index, Object};
 
-/// Most paths.
+/// Limit of paths.
 pub const MAX_PATHS: usize = 65_536;
-/// Most objects that are being written.
+/// Limit of objects that are being written.
 pub const MAX_UPLOADS: usize = 32;
-/// Most objects that are being read.
+/// Limit of objects that are being read.
 pub const MAX_OPEN: usize = 192;
 /// Names of objects' files begin so.
 const PREFIX: &str = "object-";
@@ -51,7 +52,7 @@ impl fmt::Debug for Upload {
     }
 }
 
-/// See the module.
+/// Site: objects in files, and the index of their paths.
 #[derive(Debug)]
 pub struct Site {
     index: Index,
@@ -118,7 +119,8 @@ impl Site {
     /// Begins to write an object.
     ///
     /// # Errors
-    /// Too many are being written ([`Errno::MFILE`]), too many paths are there, or the storage failed.
+    /// Too many are being written ([`Errno::MFILE`]), too many paths are there, or the storage
+    /// failed.
     pub fn begin(&mut self, host: &mut dyn Host, path: &[u8]) -> Result<Upload, Errno> {
         if self.uploads >= MAX_UPLOADS {
             return Err(Errno::MFILE);

@@ -15,7 +15,7 @@ struct Setting {
 fn start_on(mut host: TestHost) -> Setting {
     let mut http = Http::start(&mut host).unwrap();
     let mut publisher = Program::connect(&mut host, &mut http, 0);
-    assert!(publisher.say(&mut host, &mut http, talk::PUBLISH_LINE).is_empty());
+    assert!(publisher.say(&mut host, &mut http, executor::PUBLISH_LINE).is_empty());
     let reader = Program::connect(&mut host, &mut http, 1);
     Setting { host, http, publisher, reader }
 }
@@ -340,7 +340,7 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
     let rubbish = prop::collection::vec(any::<u8>(), 0..30);
     let part = prop_oneof![12 => request, 1 => rubbish, 1 => Just(b"\r\n".to_vec())];
     (any::<bool>(), prop::collection::vec(part, 0..12)).prop_map(|(publishes, parts)| {
-        let line: &[u8] = if publishes { talk::PUBLISH_LINE } else { b"" };
+        let line: &[u8] = if publishes { executor::PUBLISH_LINE } else { b"" };
         [line, &parts.concat()].concat()
     })
 }

@@ -1,6 +1,6 @@
 //! Types of content, by the path's extension.
 
-/// What a client is told.
+/// Content type of a path.
 pub(crate) fn of(path: &[u8]) -> &'static str {
     let name = path.rsplit(|&b| b == b'/').next().unwrap_or_default();
     let Some(dot) = name.iter().rposition(|&b| b == b'.') else { return UNKNOWN };

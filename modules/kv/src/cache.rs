@@ -10,15 +10,15 @@ use siphasher::sip::SipHasher13;
 
 use crate::list::{Linked, Links, List};
 
-/// What an item costs beside its key and value: its slot, its place in the table, the allocator's
-/// headers, and the hash that is left when it has gone.
+/// Memory that an item costs beside its key and value: its slot, its place in the table, the
+/// allocator's headers, and the hash that is left when it has gone.
 pub const ITEM_BYTES: usize = 128;
 /// The small queue's share.
 const SMALL_SHARE: usize = 10;
 /// An item's counter goes so far.
 const MOST_HITS: u8 = 3;
 
-/// What is known of a key.
+/// Item: the value of a key.
 #[derive(Debug)]
 pub struct Item {
     key: Box<[u8]>,
@@ -134,7 +134,7 @@ pub struct Cache {
     epoch: u32,
     live: usize,
     next_cas: u64,
-    /// What happened.
+    /// Counters.
     pub counters: Counters,
 }
 
@@ -143,7 +143,8 @@ pub struct Cache {
 pub struct NoRoom;
 
 impl Cache {
-    /// Of so many bytes. The secret keeps others from choosing keys with the same hash.
+    /// Makes a cache of a number of bytes. The secret keeps others from choosing keys with the same
+    /// hash.
     pub fn new(limit_bytes: usize, secret: [u8; 16]) -> Self {
         Self {
             limit_bytes,
@@ -160,7 +161,7 @@ impl Cache {
         }
     }
 
-    /// Most bytes.
+    /// Limit of its bytes.
     pub fn limit_bytes(&self) -> usize {
         self.limit_bytes
     }
@@ -170,7 +171,7 @@ impl Cache {
         self.small.bytes + self.main.bytes
     }
 
-    /// How many items there are.
+    /// Number of items.
     pub fn len(&self) -> usize {
         self.live
     }
@@ -208,7 +209,8 @@ impl Cache {
         Some(item)
     }
 
-    /// Puts an item there, or another in its place; says its number. A key that is known stays where it is in its queue.
+    /// Puts an item there, or another in its place; says its number. A key that is known stays
+    /// where it is in its queue.
     ///
     /// # Errors
     /// There is no room for it. Then the key has no item.
@@ -278,13 +280,13 @@ impl Cache {
         true
     }
 
-    /// When an item expires; 0: never.
+    /// Time at which an item expires; 0: never.
     pub fn expires_ms(&mut self, key: &[u8], now_ms: u64) -> u64 {
         self.find(key, now_ms).map_or(0, |slot| self.slots.item(slot).expires_ms)
     }
 
-    /// No item is there any more. Their memory goes when it is needed: all at once could take longer than
-    /// a module may.
+    /// No item is there any more. Their memory goes when it is needed: all at once could take
+    /// longer than a module may.
     pub fn flush(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.live = 0;
@@ -302,7 +304,7 @@ impl Cache {
         self.slots.take(slot)
     }
 
-    /// One step towards room: an item goes, or moves on.
+    /// Does one step towards room: an item goes, or moves on.
     fn evict(&mut self) {
         let is_small_full = self.small.bytes > self.limit_bytes / SMALL_SHARE;
         match (self.small.head(), self.main.head()) {
@@ -345,5 +347,4 @@ impl Cache {
 }
 
 #[cfg(test)]
-#[path = "cache_tests.rs"]
 mod tests;

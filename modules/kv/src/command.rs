@@ -9,59 +9,59 @@ pub const MAX_LINE_BYTES: usize = 64 << 10;
 /// Longer data than this is not even skipped.
 const MAX_SKIPPED_BYTES: u64 = 1 << 30;
 
-/// How a value is stored.
+/// Mode in which a value is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// In any case.
+    /// Store in any case.
     Set,
-    /// If the key has none.
+    /// Store if the key has no value.
     Add,
-    /// If the key has one.
+    /// Store if the key has a value.
     Replace,
-    /// Behind the one that is there.
+    /// Append to the value.
     Append,
-    /// In front of it.
+    /// Prepend to the value.
     Prepend,
-    /// If the one that is there has this number.
+    /// Store if the value has this number.
     Cas(u64),
 }
 
-/// A value that is to be stored; its data follow.
+/// Value that is to be stored; its data follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Store<'a> {
-    /// Where.
+    /// Key.
     pub key: &'a [u8],
-    /// On what condition.
+    /// Mode in which it is stored.
     pub mode: Mode,
-    /// The client's.
+    /// Flags, of which only clients know what they mean.
     pub flags: u32,
-    /// When it expires.
+    /// Expiry.
     pub expiry: i64,
     /// Bytes of the data.
     pub len: usize,
 }
 
-/// What a line says.
+/// Command of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command<'a> {
-    /// The values of keys, which are separated by spaces.
+    /// Gets the values of keys, which are separated by spaces.
     Get {
-        /// At least one.
+        /// Keys, at least one.
         keys: &'a [u8],
-        /// With their numbers.
+        /// Whether values come with their numbers.
         with_cas: bool,
-        /// Another expiry for them.
+        /// New expiry of the keys.
         expiry: Option<i64>,
     },
-    /// A value.
+    /// Stores a value.
     Store(Store<'a>),
     /// Removes a key.
     Delete(&'a [u8]),
     /// Adds to a number, or subtracts from it.
     Count {
-        /// Whose.
+        /// Key.
         key: &'a [u8],
-        /// How much.
+        /// Amount.
         by: u64,
         /// Add.
         is_up: bool,
@@ -74,18 +74,18 @@ pub enum Command<'a> {
     Stats,
     /// Numbers of another kind, which there are none of.
     OtherStats,
-    /// Which program this is.
+    /// Asks for the version of this program.
     Version,
-    /// How much is logged: ignored.
+    /// Sets how much is logged: ignored.
     Verbosity,
     /// The end.
     Quit,
 }
 
-/// What is wrong with a line.
+/// Fault of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wrong {
-    /// It is no command.
+pub enum CommandError {
+    /// The line is no command.
     Unknown,
     /// A part of it makes no sense.
     Format,
@@ -105,9 +105,9 @@ pub enum Wrong {
 ///
 /// # Errors
 /// It is wrong.
-pub fn parse(line: &[u8]) -> Result<(Command<'_>, bool), Wrong> {
+pub fn parse(line: &[u8]) -> Result<(Command<'_>, bool), CommandError> {
     let mut words = line.split(|&b| b == b' ').filter(|w| !w.is_empty());
-    let name = words.next().ok_or(Wrong::Unknown)?;
+    let name = words.next().ok_or(CommandError::Unknown)?;
     let command = match name {
         b"get" => return get(&line[3..], false).map(|c| (c, false)),
         b"gets" => return get(&line[4..], true).map(|c| (c, false)),
@@ -115,7 +115,7 @@ pub fn parse(line: &[u8]) -> Result<(Command<'_>, bool), Wrong> {
         b"stats" => {
             return match words.next() {
                 None => Ok((Command::Stats, false)),
-                Some(b"noreply") => Err(Wrong::Format),
+                Some(b"noreply") => Err(CommandError::Format),
                 Some(_) => Ok((Command::OtherStats, false)),
             };
         }
@@ -124,57 +124,57 @@ pub fn parse(line: &[u8]) -> Result<(Command<'_>, bool), Wrong> {
         }
         b"delete" => Command::Delete(key(words.next())?),
         b"incr" | b"decr" => {
-            let (key, by) = (key(words.next())?, words.next().ok_or(Wrong::Unknown)?);
-            let by = number(by).ok_or(Wrong::Delta)?;
+            let (key, by) = (key(words.next())?, words.next().ok_or(CommandError::Unknown)?);
+            let by = number(by).ok_or(CommandError::Delta)?;
             Command::Count { key, by, is_up: name == b"incr" }
         }
         b"touch" => Command::Touch(key(words.next())?, expiry(words.next())?),
         b"flush_all" => Command::Flush(0),
         b"version" => Command::Version,
         b"verbosity" => {
-            words.clone().next().ok_or(Wrong::Unknown)?;
+            words.clone().next().ok_or(CommandError::Unknown)?;
             Command::Verbosity
         }
         b"quit" => Command::Quit,
-        _ => return Err(Wrong::Unknown),
+        _ => return Err(CommandError::Unknown),
     };
     rest(command, words)
 }
 
-/// What may stand at the end of commands without data.
+/// Words that may stand at the end of commands without data.
 fn rest<'a>(
     command: Command<'a>,
     words: impl Iterator<Item = &'a [u8]>,
-) -> Result<(Command<'a>, bool), Wrong> {
+) -> Result<(Command<'a>, bool), CommandError> {
     let (mut command, mut is_quiet, mut count) = (command, false, 0);
     for word in words {
         count += 1;
         match (&mut command, word) {
             // These are asked for their answer.
-            (Command::Version | Command::Quit, _) => return Err(Wrong::Format),
+            (Command::Version | Command::Quit, _) => return Err(CommandError::Format),
             (_, b"noreply") => is_quiet = true,
-            (_, _) if is_quiet || count > 1 => return Err(Wrong::Format),
+            (_, _) if is_quiet || count > 1 => return Err(CommandError::Format),
             (Command::Flush(delay), word) => *delay = expiry(Some(word))?,
             // Once it was a time.
             (Command::Delete(_), b"0") | (Command::Verbosity, _) => {}
-            _ => return Err(Wrong::Format),
+            _ => return Err(CommandError::Format),
         }
     }
     Ok((command, is_quiet))
 }
 
-fn get(keys: &[u8], with_cas: bool) -> Result<Command<'_>, Wrong> {
+fn get(keys: &[u8], with_cas: bool) -> Result<Command<'_>, CommandError> {
     let mut all = keys.split(|&b| b == b' ').filter(|w| !w.is_empty()).peekable();
-    all.peek().ok_or(Wrong::Unknown)?;
+    all.peek().ok_or(CommandError::Unknown)?;
     all.try_for_each(|word| key(Some(word)).map(drop))?;
     Ok(Command::Get { keys, with_cas, expiry: None })
 }
 
-fn get_and_touch<'a>(line: &'a [u8], name: &[u8]) -> Result<Command<'a>, Wrong> {
+fn get_and_touch<'a>(line: &'a [u8], name: &[u8]) -> Result<Command<'a>, CommandError> {
     let start = line.iter().position(|&b| b != b' ').unwrap_or(0) + name.len();
     let line = &line[start..];
-    let time = line.iter().position(|&b| b != b' ').ok_or(Wrong::Unknown)?;
-    let len = line[time..].iter().position(|&b| b == b' ').ok_or(Wrong::Unknown)?;
+    let time = line.iter().position(|&b| b != b' ').ok_or(CommandError::Unknown)?;
+    let len = line[time..].iter().position(|&b| b == b' ').ok_or(CommandError::Unknown)?;
     let at = expiry(Some(&line[time..time + len]))?;
     match get(&line[time + len..], name == b"gats")? {
         Command::Get { keys, with_cas, .. } => {
@@ -187,12 +187,12 @@ fn get_and_touch<'a>(line: &'a [u8], name: &[u8]) -> Result<Command<'a>, Wrong> 
 fn store<'a>(
     name: &[u8],
     mut words: impl Iterator<Item = &'a [u8]>,
-) -> Result<(Command<'a>, bool), Wrong> {
-    let mut word = || words.next().ok_or(Wrong::Length);
+) -> Result<(Command<'a>, bool), CommandError> {
+    let mut word = || words.next().ok_or(CommandError::Length);
     let (key_word, flags, time, len) = (word()?, word()?, word()?, word()?);
-    let len = number(len).filter(|len| *len <= MAX_SKIPPED_BYTES).ok_or(Wrong::Length)?;
+    let len = number(len).filter(|len| *len <= MAX_SKIPPED_BYTES).ok_or(CommandError::Length)?;
     // From here on it is known where the next command begins.
-    let wrong = Wrong::Data(len + 2);
+    let wrong = CommandError::Data(len + 2);
     let cas = match name {
         b"cas" => Some(words.next().and_then(number).ok_or(wrong)?),
         _ => None,
@@ -209,7 +209,7 @@ fn store<'a>(
         return Err(wrong);
     }
     if len > MAX_VALUE_BYTES as u64 {
-        return Err(Wrong::TooLarge(len + 2));
+        return Err(CommandError::TooLarge(len + 2));
     }
     let mode = match (name, cas) {
         (b"add", _) => Mode::Add,
@@ -222,19 +222,19 @@ fn store<'a>(
     Ok((Command::Store(Store { key, mode, flags, expiry, len: len as usize }), is_quiet))
 }
 
-fn key(word: Option<&[u8]>) -> Result<&[u8], Wrong> {
-    let word = word.ok_or(Wrong::Unknown)?;
+fn key(word: Option<&[u8]>) -> Result<&[u8], CommandError> {
+    let word = word.ok_or(CommandError::Unknown)?;
     let fine = word.len() <= MAX_KEY_BYTES && word.iter().all(|&b| b > b' ' && b != 0x7f);
-    fine.then_some(word).ok_or(Wrong::Format)
+    fine.then_some(word).ok_or(CommandError::Format)
 }
 
-fn expiry(word: Option<&[u8]>) -> Result<i64, Wrong> {
-    let word = word.ok_or(Wrong::Unknown)?;
+fn expiry(word: Option<&[u8]>) -> Result<i64, CommandError> {
+    let word = word.ok_or(CommandError::Unknown)?;
     let (sign, digits) = match word.strip_prefix(b"-") {
         Some(digits) => (-1, digits),
         None => (1, word),
     };
-    let number = number(digits).and_then(|n| i64::try_from(n).ok()).ok_or(Wrong::Expiry)?;
+    let number = number(digits).and_then(|n| i64::try_from(n).ok()).ok_or(CommandError::Expiry)?;
     Ok(sign * number)
 }
 
@@ -248,7 +248,7 @@ pub fn number(word: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn told(line: &str) -> Result<(Command<'_>, bool), Wrong> {
+    fn told(line: &str) -> Result<(Command<'_>, bool), CommandError> {
         parse(line.as_bytes())
     }
 
@@ -278,28 +278,28 @@ mod tests {
     fn wrong_lines_are_told_apart() {
         let long = "k".repeat(251);
         for (line, wrong) in [
-            ("", Wrong::Unknown),
-            ("mg k", Wrong::Unknown),
-            ("get", Wrong::Unknown),
-            ("GET k", Wrong::Unknown),
-            (&std::format!("get a {long}"), Wrong::Format),
-            ("get a\tb", Wrong::Format),
-            ("set k 0 0", Wrong::Length),
-            ("set k 0 0 -1", Wrong::Length),
-            ("set k 0 0 99999999999", Wrong::Length),
-            ("set k 0 0 x", Wrong::Length),
-            ("set k 4294967296 0 5", Wrong::Data(7)),
-            ("set k 0 x 5", Wrong::Data(7)),
-            ("set k 0 0 5 what", Wrong::Data(7)),
-            (&std::format!("set {long} 0 0 5"), Wrong::Data(7)),
-            ("set k 0 0 1048577", Wrong::TooLarge(1_048_579)),
-            ("incr k x", Wrong::Delta),
-            ("incr k 18446744073709551616", Wrong::Delta),
-            ("delete k 5", Wrong::Format),
-            ("touch k x", Wrong::Expiry),
-            ("verbosity", Wrong::Unknown),
-            ("version noreply", Wrong::Format),
-            ("quit now", Wrong::Format),
+            ("", CommandError::Unknown),
+            ("mg k", CommandError::Unknown),
+            ("get", CommandError::Unknown),
+            ("GET k", CommandError::Unknown),
+            (&std::format!("get a {long}"), CommandError::Format),
+            ("get a\tb", CommandError::Format),
+            ("set k 0 0", CommandError::Length),
+            ("set k 0 0 -1", CommandError::Length),
+            ("set k 0 0 99999999999", CommandError::Length),
+            ("set k 0 0 x", CommandError::Length),
+            ("set k 4294967296 0 5", CommandError::Data(7)),
+            ("set k 0 x 5", CommandError::Data(7)),
+            ("set k 0 0 5 what", CommandError::Data(7)),
+            (&std::format!("set {long} 0 0 5"), CommandError::Data(7)),
+            ("set k 0 0 1048577", CommandError::TooLarge(1_048_579)),
+            ("incr k x", CommandError::Delta),
+            ("incr k 18446744073709551616", CommandError::Delta),
+            ("delete k 5", CommandError::Format),
+            ("touch k x", CommandError::Expiry),
+            ("verbosity", CommandError::Unknown),
+            ("version noreply", CommandError::Format),
+            ("quit now", CommandError::Format),
         ] {
             assert_eq!(told(line), Err(wrong), "{line}");
         }

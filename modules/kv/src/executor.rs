@@ -1,4 +1,4 @@
-//! Executes commands on the cache.
+//! Executor of commands on the cache.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -7,14 +7,14 @@ use sdk::Host;
 use sdk::stream::Step;
 
 use crate::cache::Cache;
-use crate::command::{Command, MAX_LINE_BYTES, Mode, Store, Wrong, number, parse};
+use crate::command::{Command, CommandError, MAX_LINE_BYTES, Mode, Store, number, parse};
 
-/// More seconds than this are a date.
+/// Limit of an expiry in seconds: more is a date.
 const MAX_EXPIRY_S: i64 = 60 * 60 * 24 * 30;
 /// First byte of the binary protocol.
 const BINARY: u8 = 0x80;
 
-/// What all clients share.
+/// State that all clients share.
 #[derive(Debug)]
 pub struct Shared {
     cache: Cache,
@@ -22,7 +22,7 @@ pub struct Shared {
     started_ms: u64,
     flush_at_ms: Option<u64>,
     counts: Counts,
-    /// How many there are.
+    /// Number of clients.
     pub clients: usize,
 }
 
@@ -46,13 +46,13 @@ struct Counts {
 }
 
 impl Shared {
-    /// With an empty cache.
+    /// Begins with an empty cache.
     pub fn new(cache: Cache, now_ms: u64) -> Self {
         let counts = Counts::default();
         Self { cache, now_ms, started_ms: now_ms, flush_at_ms: None, counts, clients: 0 }
     }
 
-    /// Time goes on.
+    /// Sets the time, and flushes the cache if that is due.
     pub fn set_now_ms(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         if self.flush_at_ms.is_some_and(|at| at <= now_ms) {
@@ -61,7 +61,7 @@ impl Shared {
         }
     }
 
-    /// When something expires; 0: never. None: it is a date.
+    /// Time at which an item expires; 0: never. None: `expiry` is a date.
     fn expires_ms(&self, expiry: i64) -> Option<u64> {
         match expiry {
             0 => Some(0),
@@ -73,23 +73,23 @@ impl Shared {
     }
 }
 
-/// A `get` under way. Its line stays in the input until all keys are looked up.
+/// `get` that is being answered. Its line stays in the input until all keys are looked up.
 #[derive(Debug)]
-struct Getting {
-    /// Where the keys that are left begin.
+struct OpenGet {
+    /// Beginning of the keys that are left.
     at: usize,
-    /// Where they end.
+    /// End of the keys.
     end: usize,
-    /// Where the next line begins.
+    /// Beginning of the next line.
     next: usize,
     with_cas: bool,
     expires_ms: Option<u64>,
 }
 
-/// A client's side of the conversation.
+/// Executor of one client's commands.
 #[derive(Debug, Default)]
-pub struct Talk {
-    getting: Option<Getting>,
+pub struct Executor {
+    open_get: Option<OpenGet>,
     skip: u64,
 }
 
@@ -100,7 +100,7 @@ const NO_MEMORY: &[u8] = b"SERVER_ERROR out of memory storing object\r\n";
 const TOO_LARGE: &[u8] = b"SERVER_ERROR object too large for cache\r\n";
 const NO_DATES: &[u8] = b"SERVER_ERROR expiry as a date (over 30 days) is not supported\r\n";
 
-impl sdk::stream::Talk for Talk {
+impl sdk::stream::Executor for Executor {
     type Shared = Shared;
 
     fn step(
@@ -110,12 +110,12 @@ impl sdk::stream::Talk for Talk {
         input: &[u8],
         out: &mut Vec<u8>,
     ) -> Step {
-        if let Some(getting) = &mut self.getting {
-            if getting.next_key(shared, input, out) {
+        if let Some(open_get) = &mut self.open_get {
+            if open_get.next_key(shared, input, out) {
                 return Step::go_on(0);
             }
-            let used = getting.next;
-            self.getting = None;
+            let used = open_get.next;
+            self.open_get = None;
             return Step::go_on(used);
         }
         if self.skip > 0 && !input.is_empty() {
@@ -138,7 +138,7 @@ impl sdk::stream::Talk for Talk {
     }
 }
 
-impl Talk {
+impl Executor {
     fn line(&mut self, shared: &mut Shared, input: &[u8], end: usize, out: &mut Vec<u8>) -> Step {
         let line = &input[..end];
         let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -162,7 +162,7 @@ impl Talk {
                 };
                 // The keys are the last part of the line.
                 let (at, next) = (line.len() - keys.len(), end + 1);
-                self.getting = Some(Getting { at, end: line.len(), next, with_cas, expires_ms });
+                self.open_get = Some(OpenGet { at, end: line.len(), next, with_cas, expires_ms });
                 Step::go_on(0)
             }
             Command::Quit => Step::close(),
@@ -180,24 +180,24 @@ impl Talk {
     fn wrong(
         &mut self,
         shared: &mut Shared,
-        wrong: Wrong,
+        wrong: CommandError,
         line: &[u8],
         used: usize,
         out: &mut Vec<u8>,
     ) -> Step {
         let (text, skip): (&[u8], u64) = match wrong {
-            Wrong::Unknown => (b"ERROR\r\n", 0),
-            Wrong::Format => (FORMAT, 0),
-            Wrong::Delta => (b"CLIENT_ERROR invalid numeric delta argument\r\n", 0),
-            Wrong::Expiry => (b"CLIENT_ERROR invalid exptime argument\r\n", 0),
-            Wrong::Data(skip) => (FORMAT, skip),
-            Wrong::TooLarge(skip) => {
+            CommandError::Unknown => (b"ERROR\r\n", 0),
+            CommandError::Format => (FORMAT, 0),
+            CommandError::Delta => (b"CLIENT_ERROR invalid numeric delta argument\r\n", 0),
+            CommandError::Expiry => (b"CLIENT_ERROR invalid exptime argument\r\n", 0),
+            CommandError::Data(skip) => (FORMAT, skip),
+            CommandError::TooLarge(skip) => {
                 // What is there is out of date.
                 let key = line.split(|&b| b == b' ').filter(|w| !w.is_empty()).nth(1);
                 shared.cache.remove(key.unwrap_or_default(), shared.now_ms);
                 (TOO_LARGE, skip)
             }
-            Wrong::Length => {
+            CommandError::Length => {
                 out.extend_from_slice(CHUNK);
                 return Step::close();
             }
@@ -208,7 +208,7 @@ impl Talk {
     }
 }
 
-impl Getting {
+impl OpenGet {
     /// Looks up one key. False: there was none left.
     fn next_key(&mut self, shared: &mut Shared, input: &[u8], out: &mut Vec<u8>) -> bool {
         let rest = input.get(self.at..self.end).unwrap_or_default();
@@ -243,7 +243,7 @@ impl Getting {
 }
 
 impl Shared {
-    /// A line and its data, if they have come.
+    /// Executes a storage command, if its data have come.
     fn store(
         &mut self,
         store: &Store<'_>,
@@ -315,7 +315,7 @@ impl Shared {
         (old.len() + value.len() <= crate::command::MAX_VALUE_BYTES).then(|| all.concat())
     }
 
-    /// What needs no data and has one answer.
+    /// Executes a command that needs no data and has one answer.
     fn simple(&mut self, command: Command<'_>, out: &mut Vec<u8>) {
         let answer: &[u8] = match command {
             Command::Delete(key) => match self.cache.remove(key, self.now_ms) {

@@ -1,16 +1,16 @@
 //! A key-value cache that speaks memcached's text protocol.
 //!
 //! # Theory of operation
-//! Each client is a stream (`sdk::stream`): a connection of a program that the guest's relay passes on,
-//! or one that speaks `guest_abi::stream` itself. [`talk`] cuts it into commands ([`command`]) and
-//! executes them on one [`cache`], which all clients of the VM share. Nothing is stored: a module that is
-//! replaced begins empty, as memcached does.
+//! Each client is a stream (`sdk::stream`): a connection of a program that the guest's relay passes
+//! on, or one that speaks `guest_abi::stream` itself. [`executor`] cuts it into commands
+//! ([`command`]) and executes them on one [`cache`], which all clients of the VM share. Nothing is
+//! stored: a module that is replaced begins empty, as memcached does.
 //!
-//! The memory that values may have is bounded. What goes when it is full is decided by S3-FIFO: a small
-//! queue for what is new, a main queue for what was asked for again, and the hashes of what left the
-//! small one lately. Most keys of a cache are asked for once; those leave early and do not displace
-//! others, where LRU and CLOCK give each a way through the whole cache. A hit costs a counter and moves
-//! nothing, and there is nothing to tune.
+//! The memory that values may have is bounded. What goes when it is full is decided by S3-FIFO: a
+//! small queue for what is new, a main queue for what was asked for again, and the hashes of what
+//! left the small one lately. Most keys of a cache are asked for once; those leave early and do not
+//! displace others, where LRU and CLOCK give each a way through the whole cache. A hit costs a
+//! counter and moves nothing, and there is nothing to tune.
 //!
 //! # Limits
 //! | what | number | why |
@@ -22,10 +22,10 @@
 //! | bytes of clients that wait for more, or are not taken | 32 MiB together | memory |
 //! | clients | 4,096 | memory |
 //!
-//! Unlike memcached: expiry as a date (more than 30 days, which means seconds since 1970) is refused, as
-//! a module has no calendar; a data block that is not as long as was said, a line that is too long and a
-//! length that is none end the connection after the error, as what follows would be taken for commands;
-//! the meta commands, the binary protocol, SASL and UDP are not there.
+//! Unlike memcached: expiry as a date (more than 30 days, which means seconds since 1970) is
+//! refused, as a module has no calendar; a data block that is not as long as was said, a line that
+//! is too long and a length that is none end the connection after the error, as what follows would
+//! be taken for commands; the meta commands, the binary protocol, SASL and UDP are not there.
 
 #![cfg_attr(target_arch = "wasm32", no_std)]
 
@@ -33,8 +33,8 @@ extern crate alloc;
 
 pub mod cache;
 pub mod command;
+pub mod executor;
 mod list;
-pub mod talk;
 
 use alloc::vec;
 
@@ -44,25 +44,25 @@ use sdk::{Errno, Events, Host, Module};
 
 use crate::cache::Cache;
 use crate::command::{MAX_LINE_BYTES, MAX_VALUE_BYTES};
-use crate::talk::{Shared, Talk};
+use crate::executor::{Executor, Shared};
 
-/// Memory of items, unless the file says otherwise.
+/// Memory of items without such a file, in MiB.
 const MEMORY_MIB: u64 = 64;
-/// The file that does.
+/// Name of the file that sets the memory of items, in MiB.
 const MEMORY_FILE: &str = "memory-mib";
 
-/// What is kept for clients.
+/// Limits of what is kept for clients.
 const LIMITS: Limits = Limits {
     unused_bytes: MAX_LINE_BYTES + MAX_VALUE_BYTES + 2,
     all_bytes: 32 << 20,
     clients: 4096,
 };
 
-/// The module.
+/// Module `kv`.
 #[derive(Debug)]
 pub struct Kv {
     shared: Shared,
-    streams: Streams<Talk>,
+    streams: Streams<Executor>,
 }
 
 impl Module for Kv {
@@ -85,7 +85,7 @@ impl Module for Kv {
     }
 }
 
-/// What the file says; a file that says nothing of use is told.
+/// Reads the memory of items from its file. A file without a number is logged.
 fn memory_mib(host: &mut dyn Host) -> Result<u64, Errno> {
     let file = match host.open(MEMORY_FILE, 0) {
         Ok(file) => file,

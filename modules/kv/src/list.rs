@@ -16,7 +16,7 @@ impl Default for Links {
     }
 }
 
-/// Where the links of slots are.
+/// Access to the links of slots.
 pub(crate) trait Linked {
     fn links(&mut self, slot: u32) -> &mut Links;
 }
@@ -26,7 +26,7 @@ pub(crate) trait Linked {
 pub(crate) struct List {
     head: u32,
     tail: u32,
-    /// How many.
+    /// Number of slots in the list.
     pub len: usize,
     /// Bytes of those in it.
     pub bytes: usize,
@@ -39,7 +39,7 @@ impl Default for List {
 }
 
 impl List {
-    /// Who leaves first.
+    /// Slot that leaves first.
     pub fn head(&self) -> Option<u32> {
         (self.head != NONE).then_some(self.head)
     }

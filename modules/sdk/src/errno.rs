@@ -1,6 +1,6 @@
 //! Linux' numbers of errors, as the host returns them.
 
-/// Why a call failed.
+/// Error number: why a call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
@@ -24,7 +24,7 @@ impl Errno {
     /// Stored bytes are not what was written.
     pub const BADMSG: Self = Self(74);
 
-    /// From what an import returned.
+    /// Makes one from the value that an import returned.
     pub fn check(returned: i64) -> Result<u64, Self> {
         match returned {
             0.. => Ok(returned as u64),

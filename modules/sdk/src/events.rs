@@ -3,54 +3,54 @@
 use guest_abi::module_call as abi;
 use zerocopy::FromBytes;
 
-/// What came.
+/// Event for a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
     /// A client is there.
     Opened {
         /// The host's number for it.
         client: u32,
-        /// Its own.
+        /// Id that the client gave itself.
         id: [u8; 16],
     },
     /// A request.
     Request {
-        /// Whose.
+        /// Number of the client.
         client: u32,
-        /// Its number.
+        /// Number of the request.
         seq: u64,
         /// `guest_abi::module_call::event_flag`s.
         flags: u16,
-        /// What it says.
+        /// Bytes of the request.
         body: &'a [u8],
     },
     /// The client gives up waiting for a reply.
     Cancel {
-        /// Whose.
+        /// Number of the client.
         client: u32,
-        /// Which request.
+        /// Number of the request.
         seq: u64,
     },
     /// A client has gone for good.
     Closed {
-        /// Which.
+        /// Number of the client.
         client: u32,
     },
-    /// It was asked for.
+    /// The module asked to be called.
     Wake,
     /// The process is about to end.
     Ending,
 }
 
-/// Iterates over the events of a call. The host made them: one that is not as the specification says
-/// ends the iteration.
+/// Iterates over the events of a call. The host made them: one that is not as the specification
+/// says ends the iteration.
 #[derive(Debug, Clone, Copy)]
 pub struct Events<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Events<'a> {
-    /// Of the buffer's bytes.
+    /// Reads the events in a buffer.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }

@@ -1,9 +1,9 @@
-//! What WebAssembly modules have in common: the host's calls, the events, the exports.
+//! Kit for WebAssembly modules: the host's calls, the events, the exports.
 //!
 //! # Theory of operation
-//! A module implements [`Module`] and says [`export!`]. All that it wants of the outside goes through
-//! [`Host`], so the same code runs natively in tests, against files that lose what was not synced.
-//! `guest_abi::module_call` is the specification of both sides.
+//! A module implements [`Module`] and says [`export!`]. All that it wants of the outside goes
+//! through [`Host`], so the same code runs natively in tests, against files that lose what was not
+//! synced. `guest_abi::module_call` is the specification of both sides.
 //!
 //! # Limits
 //! - One thread. What takes long is done in pieces ([`Host::wake_after`]).
@@ -33,7 +33,7 @@ pub use guest_abi::module_call::{open, reply};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct File(pub i32);
 
-/// What a module can do to the outside. The names are those of the imports.
+/// Host of a module: all that the module can do to the outside. The names are those of the imports.
 pub trait Host {
     /// Answers a request, once. [`reply`] has the flags.
     fn reply(&mut self, client: u32, seq: u64, flags: u32, body: &[u8]) -> Result<(), Errno>;
@@ -41,7 +41,7 @@ pub trait Host {
     fn open(&mut self, name: &str, flags: u32) -> Result<File, Errno>;
     /// Closes it.
     fn close(&mut self, file: File);
-    /// Its length in bytes.
+    /// Length of a file in bytes.
     fn len(&mut self, file: File) -> Result<u64, Errno>;
     /// Reads up to `into.len()` bytes; fewer only at the end.
     fn read(&mut self, file: File, at: u64, into: &mut [u8]) -> Result<usize, Errno>;

@@ -1,17 +1,18 @@
 //! Modules that speak a protocol of bytes: the module's side of `guest_abi::stream`.
 //!
 //! # Theory of operation
-//! A module has a [`Talk`] for each client. [`Streams`] gives it what has come and is not used yet, and
-//! takes what it says, cut into replies. A talk does one thing at each step: a command, or a piece of a
-//! long answer. It is called again until it waits for more bytes, or until there is enough for a reply;
-//! then the client has to ask for the rest, and what it sends meanwhile is kept.
+//! A module has an [`Executor`] for each client. [`Streams`] gives it the bytes that have come and
+//! are not used yet, and takes its output, cut into replies. An executor does one thing at each
+//! step: a command, or a piece of a long answer. It is called again until it waits for more bytes,
+//! or until there is enough for a reply; then the client has to ask for the rest, and what it sends
+//! meanwhile is kept.
 //!
-//! What a talk says depends on the bytes that came and not on where they were cut, if each of its steps
-//! uses a whole thing or nothing.
+//! The output depends on the bytes that came and not on where they were cut, if each step uses a
+//! whole command or nothing.
 //!
 //! # Limits
-//! - Of a client's bytes that are not used, and of what was said and not asked for: [`Limits`]. A client
-//!   beyond, or one whose numbers have a gap, gets a reply that ends its stream.
+//! - Of a client's bytes that are not used, and of what was said and not asked for: [`Limits`]. A
+//!   client beyond, or one whose numbers have a gap, gets a reply that ends its stream.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -22,9 +23,9 @@ use crate::{Event, Host};
 
 pub use guest_abi::stream::{CHUNK_BYTES, WINDOW_BYTES};
 
-/// What a step has come to.
+/// Progress of an executor after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum Progress {
     /// There is more to do: bytes were used, or something was said.
     GoOn,
     /// More bytes have to come first.
@@ -33,38 +34,38 @@ pub enum Next {
     Close,
 }
 
-/// What was done.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// So many bytes of the input are used.
+    /// Number of bytes of the input that are used.
     pub used: usize,
-    /// What comes next.
-    pub next: Next,
+    /// Progress: what is to follow.
+    pub next: Progress,
 }
 
 impl Step {
-    /// Goes on behind so many bytes.
+    /// Goes on behind a number of bytes.
     pub fn go_on(used: usize) -> Self {
-        Self { used, next: Next::GoOn }
+        Self { used, next: Progress::GoOn }
     }
 
-    /// Needs more.
+    /// Waits for more bytes.
     pub fn wait() -> Self {
-        Self { used: 0, next: Next::Wait }
+        Self { used: 0, next: Progress::Wait }
     }
 
     /// Ends the stream.
     pub fn close() -> Self {
-        Self { used: 0, next: Next::Close }
+        Self { used: 0, next: Progress::Close }
     }
 }
 
-/// One side of a conversation.
-pub trait Talk: Default {
-    /// What the streams of a module have in common.
+/// Executor of the protocol for one client.
+pub trait Executor: Default {
+    /// State that all clients of a module share.
     type Shared;
 
-    /// Takes from the front of `input` and adds to `out`.
+    /// Does one thing: uses bytes from the front of `input` and adds to `out`.
     fn step(
         &mut self,
         shared: &mut Self::Shared,
@@ -73,33 +74,33 @@ pub trait Talk: Default {
         out: &mut Vec<u8>,
     ) -> Step;
 
-    /// The client has gone.
+    /// Cleans up after a client that has gone.
     fn end(&mut self, shared: &mut Self::Shared, host: &mut dyn Host) {
         let _ = (shared, host);
     }
 }
 
-/// What a module keeps for its clients.
+/// Limits of what a module keeps for its clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Most bytes that a talk does not use yet, as it waits for more.
+    /// Limit of bytes that an executor has not used, as it waits for more.
     pub unused_bytes: usize,
-    /// Most bytes of all clients together.
+    /// Limit of bytes of all clients together.
     pub all_bytes: usize,
-    /// Most clients.
+    /// Limit of clients.
     pub clients: usize,
 }
 
 #[derive(Debug, Default)]
 struct Stream<T> {
-    talk: T,
+    executor: T,
     last_seq: u64,
     input: Vec<u8>,
     out: Vec<u8>,
     is_closed: bool,
 }
 
-/// The streams of a module.
+/// Streams of a module's clients.
 #[derive(Debug)]
 pub struct Streams<T> {
     limits: Limits,
@@ -107,23 +108,23 @@ pub struct Streams<T> {
     held_bytes: usize,
 }
 
-impl<T: Talk> Streams<T> {
-    /// None yet.
+impl<T: Executor> Streams<T> {
+    /// Begins without any.
     pub fn new(limits: Limits) -> Self {
         Self { limits, streams: BTreeMap::new(), held_bytes: 0 }
     }
 
-    /// How many there are.
+    /// Number of streams.
     pub fn len(&self) -> usize {
         self.streams.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no stream.
     pub fn is_empty(&self) -> bool {
         self.streams.is_empty()
     }
 
-    /// Bytes that are kept for clients.
+    /// Number of bytes that are kept for clients.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -188,7 +189,7 @@ impl<T: Talk> Streams<T> {
     }
 }
 
-impl<T: Talk> Stream<T> {
+impl<T: Executor> Stream<T> {
     fn held_bytes(&self) -> usize {
         self.input.len() + self.out.len()
     }
@@ -205,10 +206,10 @@ impl<T: Talk> Stream<T> {
         };
         let (mut used, mut is_open) = (0, true);
         while self.out.len() <= PIECE_BYTES {
-            let step = self.talk.step(shared, host, &all[used..], &mut self.out);
+            let step = self.executor.step(shared, host, &all[used..], &mut self.out);
             used += step.used.min(all.len() - used);
-            is_open = step.next != Next::Close;
-            if step.next != Next::GoOn {
+            is_open = step.next != Progress::Close;
+            if step.next != Progress::GoOn {
                 break;
             }
         }
@@ -220,7 +221,7 @@ impl<T: Talk> Stream<T> {
     /// Nothing that comes is of interest any more.
     fn end_input(&mut self, shared: &mut T::Shared, host: &mut dyn Host) {
         if !self.is_closed {
-            self.talk.end(shared, host);
+            self.executor.end(shared, host);
         }
         self.input = Vec::new();
         self.is_closed = true;

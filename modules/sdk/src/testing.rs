@@ -1,18 +1,18 @@
-//! A host for tests: files in memory that lose what was not synced, faults on demand, a clock that stands
-//! still until it is told to go on.
+//! A host for tests: files in memory that lose what was not synced, faults on demand, a clock that
+//! stands still until it is told to go on.
 //!
 //! # Theory of operation
-//! Each file has the bytes that its last sync made durable, and the changes since then. [`TestHost::crash`]
-//! is a power cut: for each file it keeps all changes, none, the first few and a part of the next, or any
-//! of them; names that were made or removed and not synced may be back where they were.
-//! [`TestHost::kill`] is the end of the process alone: the kernel has all bytes. Both forget handles
-//! and held replies. All chance comes from one seed.
+//! Each file has the bytes that its last sync made durable, and the changes since then.
+//! [`TestHost::crash`] is a power cut: for each file it keeps all changes, none, the first few and
+//! a part of the next, or any of them; names that were made or removed and not synced may be back
+//! where they were. [`TestHost::kill`] is the end of the process alone: the kernel has all bytes.
+//! Both forget handles and held replies. All chance comes from one seed.
 //!
-//! A reply with [`reply::DURABLE`] is held until [`TestHost::release`], which stands for the real host's
-//! thread: it syncs all files and then hands out what was held.
+//! A reply with [`reply::DURABLE`] is held until [`TestHost::release`], which stands for the real
+//! host's thread: it syncs all files and then hands out what was held.
 //!
-//! [`TestHost::die_after`] ends the host in the middle of a call: from then on every call fails and does
-//! nothing. [`TestHost::fail`] makes single calls fail.
+//! [`TestHost::die_after`] ends the host in the middle of a call: from then on every call fails and
+//! does nothing. [`TestHost::fail`] makes single calls fail.
 
 mod disk;
 mod events;
@@ -63,7 +63,7 @@ pub struct Reply {
     pub seq: u64,
     /// [`reply`]'s flags.
     pub flags: u32,
-    /// What it says.
+    /// Bytes of the reply.
     pub body: Vec<u8>,
 }
 
@@ -79,7 +79,7 @@ impl Reply {
 pub struct Rng(u64);
 
 impl Rng {
-    /// With a seed.
+    /// Begins with a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x2545_F491_4F6C_DD1D)
     }
@@ -102,11 +102,11 @@ impl Rng {
 /// A call that is to fail.
 #[derive(Debug, Clone, Copy)]
 struct Fault {
-    /// Which; none: any.
+    /// Kind of the calls; none: any.
     call: Option<Call>,
-    /// How many of them succeed first.
+    /// Number of calls that succeed first.
     after: u64,
-    /// How many fail then.
+    /// Number of calls that fail then.
     times: u64,
     errno: Errno,
 }
@@ -126,18 +126,18 @@ pub struct TestHost {
     wake_at_ms: Option<u64>,
     held: Vec<Reply>,
     out: Vec<Reply>,
-    /// Most bytes of all files; appends and writes beyond fail with [`Errno::NOSPC`].
+    /// Limit of the bytes of all files; appends and writes beyond fail with [`Errno::NOSPC`].
     pub capacity_bytes: u64,
     /// The clock goes on by so much each time that it is looked at.
     pub tick_ms: u64,
-    /// How often each kind of call was made.
+    /// Number of calls of each kind.
     pub calls: BTreeMap<&'static str, u64>,
     /// Lines of the log, with their levels.
     pub lines: Vec<(u32, String)>,
 }
 
 impl TestHost {
-    /// Without files.
+    /// Begins without files.
     pub fn new(seed: u64) -> Self {
         Self {
             inodes: BTreeMap::new(),
@@ -213,8 +213,8 @@ impl TestHost {
         self.forget();
     }
 
-    /// The process ends, the machine goes on: all bytes are there, and those that were not synced may
-    /// still be lost by a power cut that follows.
+    /// The process ends, the machine goes on: all bytes are there, and those that were not synced
+    /// may still be lost by a power cut that follows.
     pub fn kill(&mut self) {
         self.forget();
     }
@@ -256,7 +256,7 @@ impl TestHost {
         self.now_ms += ms;
     }
 
-    /// When the module wants to be woken.
+    /// Time at which the module wants to be called.
     pub fn wake_at_ms(&self) -> Option<u64> {
         self.wake_at_ms
     }

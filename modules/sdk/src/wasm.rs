@@ -12,7 +12,7 @@ use crate::{Errno, Events, File, Host, Module};
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
-/// What `millrace_abi` returns.
+/// Version that `millrace_abi` returns.
 pub const ABI: i32 = VERSION as i32;
 
 mod import {
@@ -142,7 +142,7 @@ impl Host for Outside {
     }
 }
 
-/// What is there once.
+/// State of the one instance.
 struct State<M> {
     module: Option<M>,
     buffer: Vec<u8>,
@@ -155,7 +155,7 @@ pub struct Instance<M>(UnsafeCell<State<M>>);
 unsafe impl<M> Sync for Instance<M> {}
 
 impl<M: Module> Instance<M> {
-    /// Not started yet.
+    /// Makes an instance that is not started yet.
     #[expect(clippy::new_without_default, reason = "made in a static")]
     pub const fn new() -> Self {
         Self(UnsafeCell::new(State { module: None, buffer: Vec::new() }))

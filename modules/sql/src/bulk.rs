@@ -1,5 +1,6 @@
-//! Rows to insert that are all there, without an expression: as FederatedX sends them, many in a statement. The
-//! statement is compiled once, and the rows are read and inserted one by one, in as many calls as it takes.
+//! Rows to insert that are all there, without an expression: as FederatedX sends them, many in a
+//! statement. The statement is compiled once, and the rows are read and inserted one by one, in as
+//! many calls as it takes.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -12,13 +13,13 @@ use crate::value::Value;
 /// A statement that is shorter is looked at in whole before anything is done.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Most values of a row.
+/// Limit of values of a row.
 const MAX_VALUES: usize = 1024;
 
-/// What is said in front of the rows.
+/// Statement before its rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bulk {
-    /// What SQLite is told to do.
+    /// Beginning of the statement for SQLite.
     pub verb: &'static str,
     /// The database's name, if there is one in front of the table's.
     pub schema: Option<String>,
@@ -26,11 +27,11 @@ pub struct Bulk {
     pub table: String,
     /// The columns; none: all.
     pub columns: Vec<String>,
-    /// Where the first row begins.
+    /// Offset of the first row.
     pub at: usize,
 }
 
-/// What comes next of the rows.
+/// Next row, or something else.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Row {
     /// A row; is it the last?
@@ -162,7 +163,7 @@ pub fn row(text: &[u8], at: &mut usize) -> Result<Row, SqlError> {
     Ok(Row::Values(values, is_last))
 }
 
-/// One literal. None: something else. Some(None): the row, which is empty, ends.
+/// Reads one literal. None: something else. Some(None): the row, which is empty, ends.
 fn literal(lexer: &mut Lexer<'_>, may_end: bool) -> Result<Option<Option<Value>>, SqlError> {
     let mut is_minus = false;
     loop {

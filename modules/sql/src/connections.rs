@@ -1,13 +1,13 @@
 //! Clients and their streams: bytes in, packets, bytes out (`guest_abi::stream`).
 //!
 //! # Theory of operation
-//! Unlike the streams of `sdk::stream`, these may answer later: a statement may wait for who writes, or take
-//! several calls. A client's requests stay without a reply meanwhile, and the relay with them. Who has more to
-//! do is served in turn, a statement or a piece of its rows at a time, until the call has done enough; then
-//! the module asks to be woken at once.
+//! Unlike the streams of `sdk::stream`, these may answer later: a statement may wait for who
+//! writes, or take several calls. A client's requests stay without a reply meanwhile, and the relay
+//! with them. Who has more to do is served in turn, a statement or a piece of its rows at a time,
+//! until the call has done enough; then the module asks to be woken at once.
 //!
-//! What was committed is durable once the host has synced, so from a commit on all replies of the call wait for
-//! that: also those of clients that may have read what was committed.
+//! What was committed is durable once the host has synced, so from a commit on all replies of the
+//! call wait for that: also those of clients that may have read what was committed.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -17,34 +17,36 @@ use sdk::{Event, reply};
 
 use crate::errors::{SqlError, code};
 use crate::packet::{self, HEAD_BYTES, MAX_PAYLOAD_BYTES};
-use crate::session::{Phase, Progress, Session};
+use crate::session::{Phase, Session};
 use crate::shared::Shared;
+use crate::statement::Progress;
 
-/// Most clients.
+/// Limit of clients.
 pub const MAX_CLIENTS: usize = 256;
-/// Most bytes of all clients that wait: statements that have not come in whole, and rows that were not taken.
+/// Limit of bytes of all clients that wait: statements that have not come in whole, and rows that
+/// were not taken.
 const MAX_HELD_BYTES: usize = 64 << 20;
-/// Most bytes of one client that wait to be taken.
+/// Limit of bytes of one client that wait to be taken.
 const MAX_INPUT_BYTES: usize = MAX_PAYLOAD_BYTES + HEAD_BYTES + WINDOW_BYTES;
 
 #[derive(Debug, Default)]
-struct Conn {
+struct Connection {
     session: Session,
     last_seq: u64,
     input: Vec<u8>,
     out: Vec<u8>,
     /// Requests without a reply.
     unanswered: VecDeque<u64>,
-    /// It waits in the line of those that have something to do.
+    /// Whether it waits in the line of those that have something to do.
     is_queued: bool,
-    /// It waits for who writes.
+    /// Whether it waits for another client that writes.
     is_blocked: bool,
 }
 
 /// All clients.
 #[derive(Debug, Default)]
-pub struct Conns {
-    conns: BTreeMap<u32, Conn>,
+pub struct Connections {
+    conns: BTreeMap<u32, Connection>,
     ready: VecDeque<u32>,
     blocked: VecDeque<u32>,
     held_bytes: usize,
@@ -52,9 +54,9 @@ pub struct Conns {
     said_durable: bool,
 }
 
-impl Conn {
+impl Connection {
     fn held_bytes(&self) -> usize {
-        let work = self.session.work.as_ref().map_or(0, |work| work.held_bytes());
+        let work = self.session.statement().map_or(0, |statement| statement.held_bytes());
         self.input.len() + self.out.len() + work
     }
 
@@ -66,18 +68,18 @@ impl Conn {
     fn has_work(&self) -> bool {
         let may_say = self.out.len() <= PIECE_BYTES && !self.is_over();
         may_say
-            && (self.session.work.is_some()
+            && (self.session.statement().is_some()
                 || self.session.phase == Phase::New
                 || packet::take(&self.input).is_some()
                 || packet::is_too_long(&self.input))
     }
 
-    /// One statement, or a piece of its rows.
+    /// Executes one statement, or a piece of its rows.
     fn turn(&mut self, shared: &mut Shared) {
         if self.session.phase == Phase::New {
             return self.session.greet(shared, &mut self.out);
         }
-        if self.session.work.is_none() {
+        if self.session.statement().is_none() {
             if packet::is_too_long(&self.input) {
                 let text = "Got a packet bigger than 'max_allowed_packet' bytes (16777214)";
                 let error = SqlError::new(code::PACKET_TOO_LARGE, text);
@@ -91,19 +93,19 @@ impl Conn {
                 self.input.shrink_to_fit();
             }
         }
-        if self.session.work.is_some() {
+        if self.session.statement().is_some() {
             self.is_blocked = self.session.go_on(shared, &mut self.out) == Progress::Blocked;
         }
     }
 }
 
-impl Conns {
+impl Connections {
     /// Takes what came.
     pub fn take(&mut self, shared: &mut Shared, event: Event<'_>) {
         match event {
             Event::Opened { client, .. } => {
                 self.remove(shared, client);
-                let mut conn = Conn::default();
+                let mut conn = Connection::default();
                 if self.conns.len() >= MAX_CLIENTS {
                     let text = alloc::format!("Too many connections: {MAX_CLIENTS} is the most");
                     let error = SqlError::new(code::TOO_MANY_CONNECTIONS, text);
@@ -155,7 +157,7 @@ impl Conns {
         }
     }
 
-    /// It is over at once: there is nothing more to say.
+    /// Ends a connection at once: there is nothing more to say.
     fn end(&mut self, shared: &mut Shared, client: u32) {
         let Some(conn) = self.conns.get_mut(&client) else { return };
         self.held_bytes -= conn.held_bytes();
@@ -205,7 +207,7 @@ impl Conns {
         self.answer(shared, client, false);
     }
 
-    /// Who waits for who wrote goes on, in the order in which they came.
+    /// Lets clients go on that wait for one that wrote, in the order in which they came.
     fn free_blocked(&mut self, shared: &mut Shared) {
         if !core::mem::take(&mut shared.is_freed) {
             return;
@@ -220,8 +222,8 @@ impl Conns {
 
     fn time_out(&mut self, shared: &mut Shared) {
         let now_ms = shared.disk.now_ms();
-        let is_late = |conns: &BTreeMap<u32, Conn>, client: &u32| {
-            let work = conns.get(client).and_then(|conn| conn.session.work.as_ref());
+        let is_late = |conns: &BTreeMap<u32, Connection>, client: &u32| {
+            let work = conns.get(client).and_then(|conn| conn.session.statement());
             work.is_some_and(|work| work.gives_up_ms() <= now_ms)
         };
         while let Some(at) = self.blocked.iter().position(|client| is_late(&self.conns, client)) {
@@ -241,7 +243,7 @@ impl Conns {
 
     fn ask_to_be_woken(&mut self, shared: &mut Shared) {
         let now_ms = shared.disk.now_ms();
-        let work = |client| self.conns.get(client).and_then(|conn| conn.session.work.as_ref());
+        let work = |client| self.conns.get(client).and_then(|conn| conn.session.statement());
         let first = self.blocked.iter().filter_map(work).map(|work| work.gives_up_ms()).min();
         let wait_ms = match first {
             _ if !self.ready.is_empty() || shared.is_freed => Some(0),
@@ -261,7 +263,8 @@ impl Conns {
         self.answer(shared, client, true);
     }
 
-    /// Replies with what there is to say. As long as something is under way and nothing to say, requests wait.
+    /// Replies with what there is to say. As long as something is under way and nothing to say,
+    /// requests wait.
     fn answer(&mut self, shared: &mut Shared, client: u32, also_empty: bool) {
         let Some(conn) = self.conns.get_mut(&client) else { return };
         loop {

@@ -1,7 +1,7 @@
 //! Tables and indexes: MySQL's definitions as SQLite's.
 //!
-//! Each type keeps its name, with an ending that tells SQLite how to keep the values; `types` has the list.
-//! A primary key of one column of whole numbers is SQLite's own number of the row.
+//! Each type keeps its name, with an ending that tells SQLite how to keep the values; `types` has
+//! the list. A primary key of one column of whole numbers is SQLite's own number of the row.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -12,7 +12,7 @@ mod types;
 
 use crate::errors::SqlError;
 use crate::lex::Token;
-use crate::plan::{has, name_at};
+use crate::lex::{has, name_at};
 use crate::rewrite::{Rewritten, no_calendar, quoted, quoted_text};
 
 use types::{Kept, kept};
@@ -46,7 +46,7 @@ impl<'a, 'b> Cursor<'a, 'b> {
         name_at(self.tokens, self.at - 1)
     }
 
-    /// What is in the parentheses that begin here.
+    /// Takes what is in the parentheses that begin here.
     pub fn parentheses(&mut self) -> Option<Tokens<'a, 'b>> {
         if !self.peek()?.is_op("(") {
             return None;
@@ -390,5 +390,4 @@ fn alter_one(table: &str, cursor: &mut Cursor<'_, '_>) -> Result<Rewritten, SqlE
 }
 
 #[cfg(test)]
-#[path = "create_tests.rs"]
 mod tests;

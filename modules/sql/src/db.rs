@@ -33,16 +33,16 @@ const MAX_COLUMNS: c_int = 1024;
 /// Parameters of a statement: the strings in it.
 const MAX_PARAMETERS: c_int = 32_000;
 
-/// Why something failed.
+/// Failure of SQLite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// SQLite's extended code.
     pub code: c_int,
-    /// What it says.
+    /// Text.
     pub text: String,
 }
 
-/// How long a statement may compute.
+/// Time that a statement may compute.
 #[derive(Debug)]
 struct Budget {
     disk: Rc<Disk>,
@@ -53,7 +53,7 @@ struct Budget {
 struct Handle {
     raw: *mut ffi::sqlite3,
     budget: Box<Budget>,
-    /// What statements call the database. SQLite keeps the pointer.
+    /// Name by which statements call the database. SQLite keeps the pointer.
     schema: CString,
 }
 
@@ -68,12 +68,12 @@ impl Drop for Handle {
 #[derive(Debug, Clone)]
 pub struct Db(Rc<Handle>);
 
-/// What a step has come to.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stepped {
     /// There is a row.
     Row,
-    /// It is done.
+    /// The statement is done.
     Done,
 }
 
@@ -137,8 +137,9 @@ impl Db {
             let budget: *mut c_void = budget.cast_mut().cast();
             ffi::sqlite3_progress_handler(self.0.raw, STEPS, Some(progress), budget);
         }
-        // The log alone is written and not synced at a commit: the reply waits for the host's sync. What must
-        // be in order (the log before the file, the file before the log is used anew) SQLite syncs itself.
+        // The log alone is written and not synced at a commit: the reply waits for the host's sync.
+        // What must be in order (the log before the file, the file before the log is used anew)
+        // SQLite syncs itself.
         for pragma in [
             "page_size=4096".to_string(),
             "temp_store=MEMORY".to_string(),
@@ -258,7 +259,7 @@ unsafe extern "C" fn progress(budget: *mut c_void) -> c_int {
     c_int::from(until_ms != u64::MAX && budget.disk.now_ms() >= until_ms)
 }
 
-/// What clients may not do: reach other files, or change how this one is kept.
+/// Refuses what clients may not do: reach other files, or change how this one is kept.
 unsafe extern "C" fn authorize(
     _: *mut c_void,
     action: c_int,
@@ -356,7 +357,7 @@ impl Statement {
         unsafe { ffi::sqlite3_stmt_readonly(self.raw) != 0 }
     }
 
-    /// How many columns a row has; 0: there are no rows.
+    /// Number of columns of a row; 0: there are no rows.
     pub fn columns(&self) -> usize {
         // SAFETY: the statement is not finalised.
         unsafe { ffi::sqlite3_column_count(self.raw) as usize }
@@ -403,8 +404,8 @@ impl Statement {
 
     /// This row's bytes, without a copy.
     pub fn bytes(&self, at: usize) -> &[u8] {
-        // SAFETY: the bytes are good until the next call that changes the statement, which wants it `mut`;
-        // null if there is none.
+        // SAFETY: the bytes are good until the next call that changes the statement, which wants it
+        // `mut`; null if there is none.
         unsafe {
             let start = ffi::sqlite3_column_blob(self.raw, at as c_int).cast::<u8>();
             let len = ffi::sqlite3_column_bytes(self.raw, at as c_int) as usize;

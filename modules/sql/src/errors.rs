@@ -45,12 +45,12 @@ pub mod code {
 pub struct SqlError {
     /// [`code`].
     pub code: u16,
-    /// What it says.
+    /// Text.
     pub text: String,
 }
 
 impl SqlError {
-    /// With a text.
+    /// Makes an error with a text.
     pub fn new(code: u16, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
@@ -85,7 +85,7 @@ impl SqlError {
     }
 }
 
-/// What a client is told of a failure. `statement_ms` is how long a statement may compute.
+/// Translates a failure for a client. `statement_ms` is how long a statement may compute.
 pub fn of_failure(failure: &Failure, statement_ms: u64) -> SqlError {
     let text = failure.text.as_str();
     let code = match failure.code {

@@ -1,5 +1,5 @@
-//! SQLite's functions. On WebAssembly the crate that has them wants a few of the system; nothing that is
-//! used here needs them, since files, clock and chance are the [`crate::vfs`]'s.
+//! SQLite's functions. On WebAssembly the crate that has them wants a few of the system; nothing
+//! that is used here needs them, since files, clock and chance are the [`crate::vfs`]'s.
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use libsqlite3_sys::*;
@@ -8,7 +8,7 @@ pub use sqlite_wasm_rs::*;
 
 #[cfg(target_arch = "wasm32")]
 mod system {
-    /// What these answer: there is no such thing here.
+    /// Functions that answer that there is no such thing here.
     const UNSUPPORTED: i32 = 1;
 
     #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! For the fuzzer: whatever a client may send.
+//! Entry points for the fuzzer: whatever a client may send.
 
 use crate::lex::Lexer;
 use crate::{bulk, packet, plan};

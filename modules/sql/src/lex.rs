@@ -47,19 +47,20 @@ impl Token<'_> {
     }
 }
 
-/// Most words of a statement that are looked at together: compiling more takes longer than a call may.
+/// Limit of words of a statement that are looked at together: compiling more takes longer than a
+/// call may.
 pub const MAX_WORDS: usize = 20_000;
 
 /// Goes through a statement.
 #[derive(Debug, Clone)]
 pub struct Lexer<'a> {
     input: &'a [u8],
-    /// Where the next word begins, or space in front of it.
+    /// Offset of the next word, or of space before it.
     pub at: usize,
 }
 
 impl<'a> Lexer<'a> {
-    /// From that byte on.
+    /// Begins at a byte.
     pub fn new(input: &'a [u8], at: usize) -> Self {
         Self { input, at }
     }
@@ -67,7 +68,7 @@ impl<'a> Lexer<'a> {
     /// All words that are left.
     ///
     /// # Errors
-    /// As [`Lexer::next`]; there are more than [`MAX_WORDS`].
+    /// See [`Lexer::next`]; or there are more than [`MAX_WORDS`].
     pub fn all(mut self) -> Result<Vec<Token<'a>>, SqlError> {
         let mut tokens = Vec::new();
         while let Some(token) = self.next()? {
@@ -86,7 +87,8 @@ impl<'a> Lexer<'a> {
     /// The next word, if there is one.
     ///
     /// # Errors
-    /// A string or a comment that does not end, a character that is none, a number that is too large.
+    /// A string or a comment that does not end, a character that is none, a number that is too
+    /// large.
     #[expect(clippy::should_implement_trait, reason = "it can fail")]
     pub fn next(&mut self) -> Result<Option<Token<'a>>, SqlError> {
         self.skip()?;
@@ -227,7 +229,7 @@ fn is_hex(b: Option<&u8>) -> bool {
     b.is_some_and(u8::is_ascii_hexdigit)
 }
 
-/// What a character behind a backslash stands for.
+/// Character that one behind a backslash stands for.
 fn escaped(next: &u8) -> &[u8] {
     match next {
         b'0' => b"\0",
@@ -257,6 +259,19 @@ fn bytes_of(digits: &[u8]) -> Result<Vec<u8>, SqlError> {
     bytes.ok_or_else(|| SqlError::syntax("hexadecimal digits are wanted"))
 }
 
+/// Takes the name at a place.
+///
+/// # Errors
+/// There is none.
+pub fn name_at(tokens: &[Token<'_>], at: usize) -> Result<String, SqlError> {
+    let name = tokens.get(at).and_then(Token::name);
+    name.ok_or_else(|| SqlError::syntax("a name is missing"))
+}
+
+/// Whether a statement has these words, from a place on.
+pub fn has(tokens: &[Token<'_>], at: usize, words: &[&str]) -> bool {
+    tokens.len() >= at + words.len() && words.iter().zip(&tokens[at..]).all(|(w, t)| t.is(w))
+}
+
 #[cfg(test)]
-#[path = "lex_tests.rs"]
 mod tests;

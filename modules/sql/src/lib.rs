@@ -1,22 +1,24 @@
 //! A SQL database that speaks MySQL's protocol: SQLite, in files of this VM's folder.
 //!
 //! # Theory of operation
-//! Each client is a stream: a connection of a program that the guest's relay passes on. [`conns`] cuts it into
-//! packets ([`packet`]) and serves them in turn. A statement is cut into words ([`lex`]) and understood
-//! ([`plan`]); SQLite gets it in its own dialect, with strings as parameters ([`rewrite`], [`create`], [`bulk`]).
-//! What SQLite does with files goes to the host ([`vfs`]); each database is a file and its log.
+//! Each client is a stream: a connection of a program that the guest's relay passes on.
+//! [`connections`] cuts it into packets ([`packet`]) and serves them in turn. A statement is cut
+//! into words ([`lex`]) and understood ([`plan`]); SQLite gets it in its own dialect, with strings
+//! as parameters ([`rewrite`], [`create`], [`bulk`]). What SQLite does with files goes to the host
+//! ([`vfs`]); each database is a file and its log.
 //!
-//! *Durable.* The log has a checksum for each page and is only appended to. A commit writes to it and does not
-//! sync; the reply is marked durable, and the host syncs once for all commits of a call ([`conns`]). SQLite
-//! itself syncs only what must be in order: the log before pages go from it to the database, the database
-//! before the log begins anew.
+//! *Durable.* The log has a checksum for each page and is only appended to. A commit writes to it
+//! and does not sync; the reply is marked durable, and the host syncs once for all commits of a
+//! call ([`connections`]). SQLite itself syncs only what must be in order: the log before pages go
+//! from it to the database, the database before the log begins anew.
 //!
-//! *Deadlines.* No call may compute for long. Rows are told and inserted in pieces, over many calls. What SQLite
-//! cannot interrupt and resume (sorting, counting, a statement that changes many rows) ends with an error
-//! when it takes longer than [`shared::STATEMENT_MS`], or than the file `statement-ms` says.
+//! *Deadlines.* No call may compute for long. Rows are told and inserted in pieces, over many
+//! calls. What SQLite cannot interrupt and resume (sorting, counting, a statement that changes many
+//! rows) ends with an error when it takes longer than [`shared::STATEMENT_MS`], or than the file
+//! `statement-ms` says.
 //!
-//! *Who is who.* The VM is the identity: any user and any password are taken. The relay's socket in the guest
-//! decides who may connect.
+//! *Who is who.* The VM is the identity: any user and any password are taken. The relay's socket in
+//! the guest decides who may connect.
 //!
 //! # Limits
 //! | what | number | why |
@@ -30,24 +32,24 @@
 //! | memory of SQLite | 128 MiB | the instance's own limit is 256 MiB by default |
 //! | databases | 64, names of 1 to 40 of `a-z0-9_-` | files of the folder |
 //!
-//! Not there: prepared statements of the server, the time of day (a module has no calendar), several statements
-//! in one, foreign keys, views, triggers, BIT, DECIMAL of more than 15 digits, whole numbers above 2^63 − 1.
-//! Strings are compared without case as `mysql_ci` does, in which accents count.
+//! Not there: prepared statements of the server, the time of day (a module has no calendar),
+//! several statements in one, foreign keys, views, triggers, BIT, DECIMAL of more than 15 digits,
+//! whole numbers above 2^63 − 1. Strings are compared without case as `mysql_ci` does, in which
+//! accents count.
 
 #![cfg_attr(target_arch = "wasm32", no_std)]
 
 extern crate alloc;
 
+pub mod answer;
 pub mod bulk;
-pub mod conns;
+pub mod connections;
 pub mod create;
 pub mod db;
 pub mod errors;
 mod ffi;
 #[doc(hidden)]
 pub mod fuzzing;
-#[cfg(test)]
-mod kit;
 pub mod lex;
 pub mod locks;
 pub mod packet;
@@ -57,29 +59,32 @@ pub mod rows;
 pub mod session;
 pub mod shared;
 pub mod show;
+pub mod statement;
+#[cfg(test)]
+mod testing;
+pub mod transaction;
 pub mod value;
 pub mod vfs;
-pub mod work;
 
 use guest_abi::module_call::log;
 use sdk::{Errno, Events, Host, Module};
 
-use crate::conns::Conns;
+use crate::connections::Connections;
 use crate::shared::{STATEMENT_MS, Shared};
 use crate::vfs::Disk;
 
-/// The file that says how long a statement may compute.
+/// Name of the file that sets how long a statement may compute.
 const STATEMENT_FILE: &str = "statement-ms";
-/// What it may say: the longest deadline of a call is 10 s.
+/// Values of that file: the longest deadline of a call is 10 s.
 const STATEMENTS_MS: core::ops::RangeInclusive<u64> = 1..=9_900;
 /// Memory of SQLite.
 #[cfg(target_arch = "wasm32")]
 const MEMORY_BYTES: i64 = 128 << 20;
 
-/// The module.
+/// Module `sql`.
 #[derive(Debug)]
 pub struct Sql {
-    conns: Conns,
+    connections: Connections,
     shared: Shared,
 }
 
@@ -91,24 +96,24 @@ impl Module for Sql {
         let statement_ms = statement_ms(host)?;
         shared::tidy(host)?;
         let shared = Shared::new(Disk::new()?, statement_ms);
-        Ok(Self { conns: Conns::default(), shared })
+        Ok(Self { connections: Connections::default(), shared })
     }
 
     fn serve(&mut self, host: &mut dyn Host, events: Events<'_>) -> Result<(), Errno> {
         self.shared.began_ms = host.now_ms();
-        let (conns, shared) = (&mut self.conns, &mut self.shared);
+        let (connections, shared) = (&mut self.connections, &mut self.shared);
         let disk = alloc::rc::Rc::clone(&shared.disk);
         disk.lend(host, || {
             for event in events {
-                conns.take(shared, event);
+                connections.take(shared, event);
             }
-            conns.serve(shared);
+            connections.serve(shared);
         });
         Ok(())
     }
 }
 
-/// What the file says; a file that says nothing of use is told.
+/// Reads the limit of a statement's computing from its file. A file without a number is logged.
 fn statement_ms(host: &mut dyn Host) -> Result<u64, Errno> {
     let file = match host.open(STATEMENT_FILE, 0) {
         Ok(file) => file,
@@ -128,7 +133,5 @@ fn statement_ms(host: &mut dyn Host) -> Result<u64, Errno> {
 
 sdk::export!(Sql);
 
-#[cfg(test)]
-mod crash_tests;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,5 @@
-//! The locks of a database file and of its index of the log. One instance has a database's files for itself,
-//! so that nothing outside has to be locked: these are between its own connections.
+//! The locks of a database file and of its index of the log. One instance has a database's files
+//! for itself, so that nothing outside has to be locked: these are between its own connections.
 
 /// Levels of a connection's lock of the file, as SQLite numbers them.
 pub mod level {
@@ -36,7 +36,7 @@ struct Slot {
     is_exclusive: bool,
 }
 
-/// What one connection holds.
+/// Locks that one connection holds.
 #[derive(Debug, Default)]
 pub struct Held {
     /// [`level`].

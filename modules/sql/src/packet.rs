@@ -1,7 +1,8 @@
 //! Packets of MySQL's protocol, version 10 of the handshake, 4.1 of the rest.
 //!
-//! A packet is three bytes of length, one of its number, and the payload. Numbers begin at 0 with each command
-//! and count on through the answer. Payloads of 16 MiB and more, which would be several packets, are refused.
+//! A packet is three bytes of length, one of its number, and the payload. Numbers begin at 0 with
+//! each command and count on through the answer. Payloads of 16 MiB and more, which would be
+//! several packets, are refused.
 
 use alloc::vec::Vec;
 
@@ -12,7 +13,7 @@ pub const HEAD_BYTES: usize = 4;
 /// Longest payload.
 pub const MAX_PAYLOAD_BYTES: usize = 0xff_ffff - 1;
 
-/// What a client and a server can do.
+/// Capabilities of a client and a server.
 pub mod capability {
     /// Affected rows are those found.
     pub const FOUND_ROWS: u32 = 2;
@@ -52,13 +53,13 @@ pub mod command {
     pub const FIELD_LIST: u8 = 4;
     /// A line of statistics.
     pub const STATISTICS: u8 = 9;
-    /// Is it there?
+    /// Ping.
     pub const PING: u8 = 14;
     /// A prepared statement.
     pub const PREPARE: u8 = 22;
     /// An option.
     pub const SET_OPTION: u8 = 27;
-    /// As new.
+    /// Reset of the session.
     pub const RESET: u8 = 31;
 }
 
@@ -95,11 +96,11 @@ pub mod charset {
 /// A column of a result.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Column {
-    /// What it is called.
+    /// Name.
     pub name: Vec<u8>,
     /// The table that it is of.
     pub table: Vec<u8>,
-    /// Its name there.
+    /// Name in the table.
     pub origin: Vec<u8>,
     /// [`column_type`].
     pub kind: u8,
@@ -134,7 +135,7 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Whose first packet has that number.
+    /// Begins; the first packet has that number.
     pub fn new(out: &'a mut Vec<u8>, number: u8) -> Self {
         Self { out, number }
     }
@@ -176,7 +177,7 @@ impl<'a> Writer<'a> {
         });
     }
 
-    /// It is done.
+    /// Says that a command is done.
     pub fn ok(&mut self, affected: u64, insert_id: u64, status: u16) {
         self.packet(|p| {
             p.push(0);
@@ -187,7 +188,7 @@ impl<'a> Writer<'a> {
         });
     }
 
-    /// It failed.
+    /// Says that a command failed.
     pub fn error(&mut self, error: &SqlError) {
         self.packet(|p| {
             p.push(0xff);
@@ -215,7 +216,7 @@ impl<'a> Writer<'a> {
         self.end(status);
     }
 
-    /// One column's description.
+    /// Says one column's description.
     pub fn column(&mut self, column: &Column, with_default: bool) {
         self.packet(|p| {
             put_bytes(p, b"def");
@@ -280,7 +281,7 @@ pub fn get_number(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_le_bytes(number), &rest[len..]))
 }
 
-/// What a client says first.
+/// First packet of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Login {
     /// [`capability`].
@@ -295,7 +296,8 @@ pub fn login(payload: &[u8]) -> Option<Login> {
     if capabilities & capability::PROTOCOL_41 == 0 {
         return None;
     }
-    // Longest packet, character set, 23 bytes of nothing; then the user's name, which is not looked at.
+    // Longest packet, character set, 23 bytes of nothing; then the user's name, which is not looked
+    // at.
     let rest = payload.get(32..)?;
     let (_, rest) = until_zero(rest)?;
     let (proof_bytes, rest) = if capabilities & capability::LENENC_AUTH != 0 {
@@ -316,12 +318,11 @@ pub fn login(payload: &[u8]) -> Option<Login> {
     Some(Login { capabilities, database })
 }
 
-/// What is in front of a zero, and what is behind it.
+/// Splits bytes at a zero: those before it, and those behind it.
 pub fn until_zero(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = bytes.iter().position(|&b| b == 0)?;
     Some((&bytes[..at], &bytes[at + 1..]))
 }
 
 #[cfg(test)]
-#[path = "packet_tests.rs"]
 mod tests;

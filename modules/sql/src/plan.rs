@@ -1,4 +1,4 @@
-//! What a statement asks for.
+//! Plan of a statement: what is to be done for it.
 
 use alloc::string::String;
 use alloc::vec;
@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use crate::bulk::{self, Bulk};
 use crate::create;
 use crate::errors::SqlError;
-use crate::lex::{Lexer, Token};
+use crate::lex::{Lexer, Token, has, name_at};
 use crate::rewrite::{self, Rewritten, quoted};
 use crate::show::{self, Show};
 
@@ -18,27 +18,28 @@ pub enum Plan {
     Nothing,
     /// Rows are wanted, and nothing is changed.
     Read(Rewritten),
-    /// As above, and then others must not change them.
+    /// Rows are wanted, and then others must not change them.
     ReadForUpdate(Rewritten),
     /// Rows are changed.
     Write(Rewritten),
     /// Rows are inserted that are all there.
     Bulk(Bulk),
-    /// Tables are made or changed: statements that go together, and say how many rows were changed or not.
+    /// Tables are made or changed: statements that go together, and say how many rows were changed
+    /// or not.
     Define(Vec<Rewritten>),
-    /// What SQLite does not know itself.
+    /// The statement is one that SQLite does not know itself.
     Show(Show),
     /// A transaction begins.
     Begin,
-    /// It ends.
+    /// The transaction is committed.
     Commit,
-    /// It ends, and nothing of it stays.
+    /// The transaction is rolled back.
     Rollback,
     /// A place to go back to.
     Savepoint(String),
     /// Going back to it.
     RollbackTo(String),
-    /// Not needed any more.
+    /// A savepoint is not needed any more.
     Release(String),
     /// Whether statements are transactions of their own.
     Autocommit(bool),
@@ -100,17 +101,6 @@ fn not_understood(text: &[u8]) -> SqlError {
     SqlError::syntax(alloc::format!("a statement that the module sql does not know: {start}"))
 }
 
-/// The name at a place.
-pub fn name_at(tokens: &[Token<'_>], at: usize) -> Result<String, SqlError> {
-    let name = tokens.get(at).and_then(Token::name);
-    name.ok_or_else(|| SqlError::syntax("a name is missing"))
-}
-
-/// Whether these words are there, from a place on.
-pub fn has(tokens: &[Token<'_>], at: usize, words: &[&str]) -> bool {
-    tokens.len() >= at + words.len() && words.iter().zip(&tokens[at..]).all(|(w, t)| t.is(w))
-}
-
 fn read(tokens: &[Token<'_>]) -> Result<Plan, SqlError> {
     let mut end = tokens.len();
     let mut locks = false;
@@ -155,7 +145,7 @@ fn insert(tokens: &[Token<'_>]) -> Result<Plan, SqlError> {
     Ok(Plan::Write(out))
 }
 
-/// Only AUTOCOMMIT matters; all else is of a server that this is not.
+/// Plans a SET: only AUTOCOMMIT matters, all else is of a server that this is not.
 fn set(tokens: &[Token<'_>]) -> Result<Plan, SqlError> {
     let at = tokens.iter().position(|t| t.is("AUTOCOMMIT"));
     let Some(at) = at else { return Ok(Plan::Nothing) };

@@ -16,7 +16,7 @@ pub struct Rewritten {
     pub parameters: Vec<Value>,
 }
 
-/// What asks for the time of day.
+/// Functions that ask for the time of day.
 const CLOCKS: [&str; 12] = [
     "NOW",
     "SYSDATE",
@@ -31,7 +31,7 @@ const CLOCKS: [&str; 12] = [
     "DATETIME",
     "JULIANDAY",
 ];
-/// The same, without parentheses.
+/// Names that ask for it without parentheses.
 const BARE_CLOCKS: [&str; 3] = ["CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME"];
 /// Hints that change nothing.
 const HINTS: [&str; 9] = [
@@ -186,10 +186,11 @@ pub fn no_calendar(word: &str) -> SqlError {
     SqlError::unsupported(&text)
 }
 
-/// Rewrites `UPDATE …` or `DELETE …` with a LIMIT, which SQLite has not: the rows are looked up first.
+/// Rewrites `UPDATE …` or `DELETE …` with a LIMIT, which SQLite has not: the rows are looked up
+/// first.
 ///
 /// # Errors
-/// As of [`Rewritten::add`].
+/// See [`Rewritten::add`].
 pub fn change(tokens: &[Token<'_>]) -> Result<Rewritten, SqlError> {
     let mut out = Rewritten::default();
     let is_update = tokens.first().is_some_and(|t| t.is("UPDATE"));
@@ -229,7 +230,7 @@ pub fn change(tokens: &[Token<'_>]) -> Result<Rewritten, SqlError> {
     Ok(out)
 }
 
-/// Where the first such word outside of parentheses is.
+/// Offset of the first such word outside of parentheses.
 pub fn top_level(
     tokens: &[Token<'_>],
     from: usize,

@@ -13,12 +13,12 @@ use crate::value::Value;
 /// NULL in a row.
 const NULL: u8 = 0xfb;
 
-/// How the values of a column are written.
+/// Form in which the values of a column are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// As they are.
+    /// Values as they are.
     Plain,
-    /// With so many digits behind the point.
+    /// Values with a number of digits behind the point.
     Decimal(usize),
 }
 

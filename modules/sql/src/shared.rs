@@ -1,4 +1,4 @@
-//! What all connections share: the files, the databases that are open, and the call's time.
+//! State that all connections share: the files, the databases that are open, and the call's time.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -14,18 +14,19 @@ use crate::vfs::Disk;
 
 /// Nothing new is begun in a call that took so long.
 pub const SLICE_MS: u64 = 20;
-/// How long a statement may compute, unless the file says otherwise: with a slice it has to fit in a call's
-/// deadline, which is 100 ms if the config says nothing.
+/// Time that a statement may compute, unless the file says otherwise: with a slice it has to fit in
+/// a call's deadline, which is 100 ms if the config says nothing.
 pub const STATEMENT_MS: u64 = 60;
-/// How long a lock is waited for.
+/// Time for which a lock is waited for.
 pub const LOCK_WAIT_MS: u64 = 30_000;
-/// Connections to a database that wait for the next client: at least one, so that the index of its log stays.
+/// Connections to a database that wait for the next client: at least one, so that the index of its
+/// log stays.
 const IDLE: usize = 8;
-/// Most databases.
+/// Limit of databases.
 const MAX_DATABASES: usize = 64;
-/// What the name of a database's file ends with.
+/// Ending of the name of a database's file.
 const SUFFIX: &str = ".db";
-/// What it ends with once the database is to go.
+/// Ending of that name once the database is to go.
 const GONE: &str = ".gone";
 /// Longest name of a database.
 const MAX_NAME_BYTES: usize = 40;
@@ -36,15 +37,15 @@ struct Database {
     used: usize,
 }
 
-/// See the module.
+/// State that all connections share.
 #[derive(Debug)]
 pub struct Shared {
     /// The files.
     pub disk: Rc<Disk>,
     databases: BTreeMap<String, Database>,
-    /// How long a statement may compute.
+    /// Time that a statement may compute.
     pub statement_ms: u64,
-    /// When this call began.
+    /// Time when this call began.
     pub began_ms: u64,
     /// Something was committed that is not known to be durable: replies wait for a sync.
     pub is_dirty: bool,
@@ -55,7 +56,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Without open databases.
+    /// Begins without open databases.
     pub fn new(disk: Rc<Disk>, statement_ms: u64) -> Self {
         Self {
             disk,
@@ -73,7 +74,7 @@ impl Shared {
         self.disk.now_ms() >= self.began_ms + SLICE_MS
     }
 
-    /// What a client is told.
+    /// Translates a failure for a client.
     pub fn error(&self, failure: &Failure) -> SqlError {
         of_failure(failure, self.statement_ms)
     }

@@ -8,12 +8,12 @@ use alloc::vec::Vec;
 use crate::db::{Db, Failure, Stepped};
 use crate::errors::{SqlError, code};
 use crate::lex::Token;
+use crate::lex::{has, name_at};
 use crate::packet::{Column, charset, column_type};
-use crate::plan::{has, name_at};
 use crate::rewrite::quoted;
 use crate::value::Value;
 
-/// What the server says that it is.
+/// Version that the server says it is.
 pub const VERSION: &str = concat!("5.7.44-millrace-", env!("CARGO_PKG_VERSION"));
 
 /// A question.
@@ -35,10 +35,10 @@ pub enum Show {
     Select(Vec<(String, Item)>),
 }
 
-/// What is selected.
+/// Item that is selected.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
-    /// It is known.
+    /// Value that is known.
     Known(Value),
     /// The database in use.
     Database,
@@ -48,14 +48,14 @@ pub enum Item {
     Autocommit,
 }
 
-/// What is told of the connection that asks.
+/// Facts about the connection that asks.
 #[derive(Debug)]
 pub struct About<'a> {
     /// The database in use.
     pub database: Option<&'a str>,
-    /// Its number.
+    /// Number of the connection.
     pub id: u32,
-    /// See [`Item::Autocommit`].
+    /// Whether autocommit is on: [`Item::Autocommit`].
     pub autocommit: bool,
 }
 
@@ -287,7 +287,7 @@ fn table_status(db: &Db, pattern: Option<&[u8]>) -> Result<Table, Failure> {
     Ok((columns(&names), rows))
 }
 
-/// Only a planner wants it, to compare with others of the same kind.
+/// Average length of a row as the server tells it: only a planner wants it, to compare tables.
 const AVERAGE_ROW_BYTES: i64 = 128;
 
 fn described(db: &Db, table: &str) -> Result<Table, Failure> {

@@ -1,4 +1,4 @@
-//! A statement under way: it may wait for who writes, and has as many calls as it needs.
+//! Statement under way: it may wait for another writer, and has as many calls as it needs.
 
 use alloc::format;
 use alloc::string::String;
@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use guest_abi::stream::PIECE_BYTES;
 
+use crate::answer::Answer;
 use crate::bulk::{self, Bulk, Row};
 use crate::db::{Db, Failure, Statement, Stepped};
 use crate::errors::{SqlError, code};
@@ -14,29 +15,29 @@ use crate::packet::Writer;
 use crate::plan::Plan;
 use crate::rewrite::{Rewritten, quoted};
 use crate::rows::{self, Form};
-use crate::session::{Progress, Session};
 use crate::shared::{LOCK_WAIT_MS, Shared};
+use crate::transaction::Transaction;
 use crate::value::Value;
 
-/// What a statement of several rows goes back to when one fails.
+/// Savepoint that a statement of several rows goes back to when one fails.
 const UNDO: &str = "\"millrace statement\"";
 
 /// Rows between two looks at the clock.
 const ROWS: u32 = 32;
 
-/// See the module.
+/// Statement that is under way.
 #[derive(Debug)]
-pub struct Work {
+pub struct ActiveStatement {
     stage: Stage,
-    /// Since when it waits for who writes.
+    /// Time since which it waits for another writer.
     since_ms: u64,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Not begun.
+    /// Not begun: the plan, and the text of rows.
     Planned(Plan, Vec<u8>),
-    /// Rows are told.
+    /// Rows are sent.
     Reading(Statement, Vec<Form>),
     /// Rows are inserted.
     Inserting(Inserting),
@@ -55,18 +56,18 @@ struct Inserting {
     first_id: u64,
 }
 
-/// The column that SQLite numbers.
+/// Column that SQLite numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Auto {
     /// The table has none.
     None,
-    /// It has, and rows have something at that place.
+    /// The table has one, and rows have something at that place.
     At(usize),
-    /// It has, and rows do not say anything about it.
+    /// The table has one, and rows do not say anything about it.
     Unsaid,
 }
 
-/// Why it stops.
+/// Reason why a statement stops.
 enum Stop {
     Blocked,
     Failed(Failure),
@@ -83,19 +84,19 @@ impl From<Failure> for Stop {
     }
 }
 
-impl Work {
-    /// What a plan wants. `text` is the statement, of which rows are read.
+impl ActiveStatement {
+    /// Begins with a plan. `text` is the statement, of which rows are read.
     pub fn new(plan: Plan, text: &[u8], now_ms: u64) -> Self {
         let text = if matches!(plan, Plan::Bulk(_)) { text.to_vec() } else { Vec::new() };
         Self { stage: Stage::Planned(plan, text), since_ms: now_ms }
     }
 
-    /// When it has waited for too long.
+    /// Time at which it has waited for too long.
     pub fn gives_up_ms(&self) -> u64 {
         self.since_ms + LOCK_WAIT_MS
     }
 
-    /// Bytes that it keeps.
+    /// Number of bytes that it keeps.
     pub fn held_bytes(&self) -> usize {
         match &self.stage {
             Stage::Planned(_, text) => text.len(),
@@ -105,73 +106,79 @@ impl Work {
     }
 }
 
-impl Session {
-    /// Goes on with what is under way.
-    pub fn go_on(&mut self, shared: &mut Shared, out: &mut Vec<u8>) -> Progress {
-        let Some(work) = self.work.take() else { return Progress::Done };
-        if let Some(db) = &self.db {
+impl ActiveStatement {
+    /// Goes on with it.
+    pub fn go_on(self, context: &mut Context<'_>) -> Progress {
+        if let Some(db) = &context.tx.db {
+            let shared = &context.shared;
             db.set_until_ms(shared.disk.now_ms() + shared.statement_ms);
         }
-        let since_ms = work.since_ms;
-        let done = match work.stage {
-            Stage::Planned(plan, text) => self.begin(shared, plan, text, since_ms, out),
-            Stage::Reading(statement, forms) => {
-                self.read_on(shared, statement, forms, since_ms, out)
-            }
-            Stage::Inserting(inserting) => self.insert_on(shared, inserting, since_ms, out),
+        let since_ms = self.since_ms;
+        let done = match self.stage {
+            Stage::Planned(plan, text) => context.begin(plan, text, since_ms),
+            Stage::Reading(statement, forms) => context.read_on(statement, forms, since_ms),
+            Stage::Inserting(inserting) => context.insert_on(inserting, since_ms),
         };
-        match done {
-            Ok(progress) => progress,
-            Err(Stop::Blocked) => Progress::Blocked,
-            Err(Stop::Failed(failure)) => {
-                let error = self.failed(shared, &failure);
-                self.say_error(&error, out);
-                Progress::Done
-            }
+        let error = match done {
+            Ok(progress) => return progress,
+            Err(Stop::Blocked) => return Progress::Blocked,
+            Err(Stop::Failed(failure)) => context.tx.fail(context.shared, &failure),
             Err(Stop::Error(error)) => {
-                if !self.is_explicit() {
-                    self.roll_back(shared);
+                if !context.tx.is_explicit() {
+                    context.tx.roll_back(context.shared);
                 }
-                self.say_error(&error, out);
-                Progress::Done
+                error
             }
-        }
+        };
+        context.answer.error(&error, context.out);
+        Progress::Done
     }
+}
 
-    /// It has waited for too long.
-    pub fn give_up(&mut self, shared: &mut Shared, out: &mut Vec<u8>) {
-        self.work = None;
-        if !self.is_explicit() {
-            self.roll_back(shared);
-        }
-        let text = "Lock wait timeout exceeded; try restarting transaction";
-        self.say_error(&SqlError::new(code::LOCK_WAIT_TIMEOUT, text), out);
-    }
+/// Progress of a statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// The statement is done.
+    Done,
+    /// The statement goes on in a later call, or when its answer so far is taken.
+    More,
+    /// Another client writes.
+    Blocked,
+}
 
+/// State that a statement works on.
+pub struct Context<'a> {
+    /// Transaction of the client.
+    pub tx: &'a mut Transaction,
+    /// Answer to the client.
+    pub answer: &'a mut Answer,
+    /// State that all clients share.
+    pub shared: &'a mut Shared,
+    /// Bytes for the client.
+    pub out: &'a mut Vec<u8>,
+    /// Statement as it goes on in a later call.
+    pub next: &'a mut Option<ActiveStatement>,
+}
+
+impl Context<'_> {
+    /// Keeps a statement that goes on in a later call.
     fn later(&mut self, stage: Stage, since_ms: u64) -> Progress {
-        self.work = Some(Work { stage, since_ms });
+        *self.next = Some(ActiveStatement { stage, since_ms });
         Progress::More
     }
 
-    fn begin(
-        &mut self,
-        shared: &mut Shared,
-        plan: Plan,
-        mut text: Vec<u8>,
-        since_ms: u64,
-        out: &mut Vec<u8>,
-    ) -> Result<Progress, Stop> {
+    fn begin(&mut self, plan: Plan, mut text: Vec<u8>, since_ms: u64) -> Result<Progress, Stop> {
         let is_write = match plan {
             Plan::Read(_) => false,
-            Plan::ReadForUpdate(_) => self.is_explicit(),
+            Plan::ReadForUpdate(_) => self.tx.is_explicit(),
             _ => true,
         };
-        if !self.ensure(is_write)? {
+        if !self.tx.ensure(is_write)? {
             self.later(Stage::Planned(plan, text), since_ms);
             return Err(Stop::Blocked);
         }
-        let done = self.execute(shared, &plan, &mut text, since_ms, out);
-        if matches!(done, Err(Stop::Blocked)) && self.work.is_none() {
+        let done = self.execute(&plan, &mut text, since_ms);
+        if matches!(done, Err(Stop::Blocked)) && self.next.is_none() {
             // A transaction that read so far, and now wants to write.
             self.later(Stage::Planned(plan, text), since_ms);
         }
@@ -180,13 +187,11 @@ impl Session {
 
     fn execute(
         &mut self,
-        shared: &mut Shared,
         plan: &Plan,
         text: &mut Vec<u8>,
         since_ms: u64,
-        out: &mut Vec<u8>,
     ) -> Result<Progress, Stop> {
-        let db = self.in_use().map_err(Stop::Error)?.clone();
+        let db = self.tx.in_use().map_err(Stop::Error)?.clone();
         match plan {
             Plan::Read(rewritten) | Plan::ReadForUpdate(rewritten) => {
                 let mut statement = prepared(&db, rewritten)?;
@@ -197,12 +202,12 @@ impl Session {
                 }
                 let has_row = statement.step()? == Stepped::Row;
                 let (columns, forms) = rows::columns(&statement, has_row);
-                self.say_columns(&columns, out);
+                self.answer.columns(&columns, self.tx.status(), self.out);
                 if has_row {
-                    put_row(self, &statement, &forms, out)?;
-                    return self.read_on(shared, statement, forms, since_ms, out);
+                    put_row(self, &statement, &forms)?;
+                    return self.read_on(statement, forms, since_ms);
                 }
-                self.end_of_rows(out)
+                self.end_of_rows()
             }
             Plan::Write(rewritten) => {
                 let mut statement = prepared(&db, rewritten)?;
@@ -213,24 +218,24 @@ impl Session {
                 let is_insert =
                     rewritten.sql.starts_with("INSERT") || rewritten.sql.starts_with("REPL");
                 let id = if is_insert && affected > 0 { db.last_insert_id() as u64 } else { 0 };
-                self.finish(shared, affected, id, out)
+                self.finish(affected, id)
             }
             Plan::Bulk(bulk) => {
                 let inserting = Inserting::new(&db, bulk, text)?;
-                self.insert_on(shared, inserting, since_ms, out)
+                self.insert_on(inserting, since_ms)
             }
             Plan::Define(statements) => {
                 for rewritten in statements {
                     prepared(&db, rewritten)?.step()?;
                 }
                 // A definition is a transaction of its own.
-                self.commit(shared).map_err(Stop::Error)?;
-                self.say_ok(0, 0, out);
+                self.tx.commit(self.shared).map_err(Stop::Error)?;
+                self.answer.ok(0, 0, self.tx.status(), self.out);
                 Ok(Progress::Done)
             }
-            Plan::Savepoint(name) => self.point(shared, &db, "SAVEPOINT", name, out),
-            Plan::RollbackTo(name) => self.point(shared, &db, "ROLLBACK TO", name, out),
-            Plan::Release(name) => self.point(shared, &db, "RELEASE", name, out),
+            Plan::Savepoint(name) => self.savepoint(&db, "SAVEPOINT", name),
+            Plan::RollbackTo(name) => self.savepoint(&db, "ROLLBACK TO", name),
+            Plan::Release(name) => self.savepoint(&db, "RELEASE", name),
             other => {
                 let what = format!("{other:?} here");
                 Err(Stop::Error(SqlError::unsupported(&what)))
@@ -238,58 +243,43 @@ impl Session {
         }
     }
 
-    fn point(
-        &mut self,
-        shared: &mut Shared,
-        db: &Db,
-        what: &str,
-        name: &str,
-        out: &mut Vec<u8>,
-    ) -> Result<Progress, Stop> {
+    fn savepoint(&mut self, db: &Db, what: &str, name: &str) -> Result<Progress, Stop> {
         db.run(&format!("{what} {}", quoted(name)))?;
-        self.finish(shared, 0, 0, out)
+        self.finish(0, 0)
     }
 
-    /// A statement that wrote is done.
-    fn finish(
-        &mut self,
-        shared: &mut Shared,
-        affected: u64,
-        id: u64,
-        out: &mut Vec<u8>,
-    ) -> Result<Progress, Stop> {
-        if !self.is_explicit() {
-            self.commit(shared).map_err(Stop::Error)?;
+    /// Finishes a statement that wrote.
+    fn finish(&mut self, affected: u64, id: u64) -> Result<Progress, Stop> {
+        if !self.tx.is_explicit() {
+            self.tx.commit(self.shared).map_err(Stop::Error)?;
         }
-        self.say_ok(affected, id, out);
+        self.answer.ok(affected, id, self.tx.status(), self.out);
         Ok(Progress::Done)
     }
 
-    fn end_of_rows(&mut self, out: &mut Vec<u8>) -> Result<Progress, Stop> {
-        self.say_end(out);
+    fn end_of_rows(&mut self) -> Result<Progress, Stop> {
+        self.answer.end(self.tx.status(), self.out);
         Ok(Progress::Done)
     }
 
-    /// Tells rows until there is enough for a reply, or the call has done enough.
+    /// Sends rows until there is enough for a reply, or the call has done enough.
     fn read_on(
         &mut self,
-        shared: &mut Shared,
         mut statement: Statement,
         forms: Vec<Form>,
         since_ms: u64,
-        out: &mut Vec<u8>,
     ) -> Result<Progress, Stop> {
         let mut rows = 0;
         loop {
-            if out.len() > PIECE_BYTES || (rows == ROWS && shared.is_late()) {
+            if self.out.len() > PIECE_BYTES || (rows == ROWS && self.shared.is_late()) {
                 return Ok(self.later(Stage::Reading(statement, forms), since_ms));
             }
             rows = rows % ROWS + 1;
             match statement.step() {
-                Ok(Stepped::Row) => put_row(self, &statement, &forms, out)?,
+                Ok(Stepped::Row) => put_row(self, &statement, &forms)?,
                 Ok(Stepped::Done) => {
                     drop(statement);
-                    return self.end_of_rows(out);
+                    return self.end_of_rows();
                 }
                 // Rows were told: it cannot begin anew.
                 Err(failure) => return Err(Stop::Failed(failure)),
@@ -297,18 +287,14 @@ impl Session {
         }
     }
 
-    fn insert_on(
-        &mut self,
-        shared: &mut Shared,
-        mut inserting: Inserting,
-        since_ms: u64,
-        out: &mut Vec<u8>,
-    ) -> Result<Progress, Stop> {
-        let db = self.in_use().map_err(Stop::Error)?.clone();
+    fn insert_on(&mut self, mut inserting: Inserting, since_ms: u64) -> Result<Progress, Stop> {
+        let db = self.tx.in_use().map_err(Stop::Error)?.clone();
         loop {
             match inserting.next(&db) {
                 Ok(true) => break,
-                Ok(false) if inserting.rows.is_multiple_of(u64::from(ROWS)) && shared.is_late() => {
+                Ok(false)
+                    if inserting.rows.is_multiple_of(u64::from(ROWS)) && self.shared.is_late() =>
+                {
                     return Ok(self.later(Stage::Inserting(inserting), since_ms));
                 }
                 Ok(false) => {}
@@ -328,7 +314,7 @@ impl Session {
         let affected = (db.total_changes() - inserting.before) as u64;
         let id = inserting.first_id;
         drop(inserting);
-        self.finish(shared, affected, id, out)
+        self.finish(affected, id)
     }
 }
 
@@ -338,15 +324,10 @@ fn prepared(db: &Db, rewritten: &Rewritten) -> Result<Statement, Failure> {
     Ok(statement)
 }
 
-fn put_row(
-    session: &mut Session,
-    statement: &Statement,
-    forms: &[Form],
-    out: &mut Vec<u8>,
-) -> Result<(), Stop> {
-    let mut writer = Writer::new(out, session.number);
+fn put_row(context: &mut Context<'_>, statement: &Statement, forms: &[Form]) -> Result<(), Stop> {
+    let mut writer = Writer::new(context.out, context.answer.number);
     let fits = writer.packet(|p| rows::put_row(p, statement, forms));
-    session.number = writer.number;
+    context.answer.number = writer.number;
     let text = "a row of 16 MiB or more";
     fits.then_some(()).ok_or_else(|| Stop::Error(SqlError::new(code::PACKET_TOO_LARGE, text)))
 }

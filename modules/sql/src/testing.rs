@@ -1,4 +1,4 @@
-//! For tests: clients of the module over a host that loses what was not synced.
+//! Test kit: clients of the module over a host that loses what was not synced.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,9 +9,9 @@ use sdk::testing::{EventBytes, TestHost};
 use crate::Sql;
 use crate::packet::{self, command, get_number};
 
-/// What a client was told.
+/// Reply to a client.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Told {
+pub enum SqlReply {
     /// Affected rows, number of the row that was inserted, status.
     Ok(u64, u64, u16),
     /// Code and text.
@@ -20,7 +20,7 @@ pub enum Told {
     Rows(Vec<Vec<Option<Vec<u8>>>>),
 }
 
-impl Told {
+impl SqlReply {
     /// Rows as text: columns by tabs, rows by lines.
     #[track_caller]
     pub fn text(&self) -> String {
@@ -51,7 +51,7 @@ struct Client {
 }
 
 /// A module, its host and its clients.
-pub struct World {
+pub struct TestModule {
     pub host: TestHost,
     pub module: Option<Sql>,
     clients: BTreeMap<u32, Client>,
@@ -61,7 +61,7 @@ pub struct World {
     pub releases: bool,
 }
 
-impl World {
+impl TestModule {
     pub fn new(seed: u64) -> Self {
         let mut host = TestHost::new(seed);
         let module = Some(Sql::start(&mut host).unwrap());
@@ -121,7 +121,7 @@ impl World {
     }
 
     /// Connects, with or without a database.
-    pub fn connect(&mut self, number: u32, database: &str) -> Told {
+    pub fn connect(&mut self, number: u32, database: &str) -> SqlReply {
         self.clients.insert(number, Client::default());
         self.serve(EventBytes::default().opened(number, [number as u8; 16]));
         self.send(number, &[]);
@@ -141,7 +141,7 @@ impl World {
         login.extend_from_slice(database.as_bytes());
         login.extend_from_slice(b"\0mysql_native_password\0");
         self.send(number, &framed(1, &login));
-        self.told(number).unwrap()
+        self.take_reply(number).unwrap()
     }
 
     /// The client goes.
@@ -158,8 +158,8 @@ impl World {
         }
     }
 
-    /// What it was told, if that is all there.
-    pub fn told(&mut self, number: u32) -> Option<Told> {
+    /// Takes the reply to a client, if all of it is there.
+    pub fn take_reply(&mut self, number: u32) -> Option<SqlReply> {
         loop {
             if let Some((told, used)) = parse(&self.clients[&number].input) {
                 self.clients.get_mut(&number).unwrap().input.drain(..used);
@@ -176,24 +176,24 @@ impl World {
 
     /// Asks and waits.
     #[track_caller]
-    pub fn sql(&mut self, number: u32, sql: impl AsRef<[u8]>) -> Told {
+    pub fn sql(&mut self, number: u32, sql: impl AsRef<[u8]>) -> SqlReply {
         self.ask(number, sql);
-        self.told(number).expect("an answer")
+        self.take_reply(number).expect("an answer")
     }
 
-    /// As above; the answer is OK.
+    /// Asks and waits; the reply is OK.
     #[track_caller]
     pub fn ok(&mut self, number: u32, sql: &str) -> (u64, u64) {
         match self.sql(number, sql) {
-            Told::Ok(affected, id, _) => (affected, id),
+            SqlReply::Ok(affected, id, _) => (affected, id),
             other => panic!("{sql}: {other:?}"),
         }
     }
 
     /// Any packet.
-    pub fn command(&mut self, number: u32, kind: u8, body: &[u8]) -> Option<Told> {
+    pub fn command(&mut self, number: u32, kind: u8, body: &[u8]) -> Option<SqlReply> {
         self.send(number, &framed(0, &[&[kind], body].concat()));
-        self.told(number)
+        self.take_reply(number)
     }
 
     pub fn is_closed(&self, number: u32) -> bool {
@@ -207,8 +207,8 @@ impl World {
 }
 
 /// A database `d` and a client 1 of it.
-pub fn world() -> World {
-    let mut world = World::new(1);
+pub fn world() -> TestModule {
+    let mut world = TestModule::new(1);
     assert_eq!(world.connect(1, "").code(), 0);
     world.ok(1, "CREATE DATABASE d");
     world.ok(1, "USE d");
@@ -222,19 +222,22 @@ pub fn framed(number: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn error(payload: &[u8]) -> Told {
+fn error(payload: &[u8]) -> SqlReply {
     let code = u16::from_le_bytes([payload[1], payload[2]]);
-    Told::Error(code, String::from_utf8_lossy(&payload[9..]).into_owned())
+    SqlReply::Error(code, String::from_utf8_lossy(&payload[9..]).into_owned())
 }
 
 /// The answer in front, and its bytes.
-fn parse(input: &[u8]) -> Option<(Told, usize)> {
+fn parse(input: &[u8]) -> Option<(SqlReply, usize)> {
     let (mut number, first, mut used) = packet::take(input)?;
     match first[0] {
         0 => {
             let (affected, rest) = get_number(&first[1..])?;
             let (id, rest) = get_number(rest)?;
-            return Some((Told::Ok(affected, id, u16::from_le_bytes([rest[0], rest[1]])), used));
+            return Some((
+                SqlReply::Ok(affected, id, u16::from_le_bytes([rest[0], rest[1]])),
+                used,
+            ));
         }
         0xff => return Some((error(first), used)),
         _ => {}
@@ -254,7 +257,7 @@ fn parse(input: &[u8]) -> Option<(Told, usize)> {
     loop {
         let payload = next(&mut used)?;
         if payload[0] == 0xfe && payload.len() == 5 {
-            return Some((Told::Rows(rows), used));
+            return Some((SqlReply::Rows(rows), used));
         }
         if payload[0] == 0xff {
             return Some((error(payload), used));

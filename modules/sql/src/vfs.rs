@@ -1,9 +1,10 @@
 //! SQLite's files are those of the module's folder: what SQLite calls a VFS.
 //!
 //! # Theory of operation
-//! An instance has one [`Disk`], which SQLite knows by a name of its own. It holds the host for the time of a
-//! call of the module, and is the only way to the host meanwhile. The index of a database's log, which
-//! SQLite wants in memory that all connections share, is ordinary memory: all connections are here.
+//! An instance has one [`Disk`], which SQLite knows by a name of its own. It holds the host for the
+//! time of a call of the module, and is the only way to the host meanwhile. The index of a
+//! database's log, which SQLite wants in memory that all connections share, is ordinary memory: all
+//! connections are here.
 //!
 //! Without a host, as when everything is dropped, every call fails and files stay as they are.
 
@@ -33,7 +34,7 @@ const REGION_WORDS: usize = (32 << 10) / 8;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// What the connections to one database share.
+/// State that the connections to one database share.
 #[derive(Debug, Default)]
 struct Shared {
     locks: RefCell<Locks>,
@@ -82,8 +83,8 @@ impl Disk {
     /// Gives it the host while `work` is done.
     pub fn lend<T>(&self, host: &mut dyn Host, work: impl FnOnce() -> T) -> T {
         let host: *mut (dyn Host + '_) = host;
-        // SAFETY: only the lifetime changes; it is taken back below, before the borrow ends. Nobody unwinds:
-        // a panic ends the instance, or the test.
+        // SAFETY: only the lifetime changes; it is taken back below, before the borrow ends. Nobody
+        // unwinds: a panic ends the instance, or the test.
         let host = unsafe { core::mem::transmute::<*mut (dyn Host + '_), *mut dyn Host>(host) };
         self.host.set(NonNull::new(host));
         let done = work();
@@ -132,7 +133,7 @@ struct Open {
 struct Body {
     disk: *const Disk,
     file: File,
-    /// Of the file of a database.
+    /// State of the database, if it is a database's file.
     shared: Option<Rc<Shared>>,
     held: Held,
     has_index: bool,
@@ -435,8 +436,8 @@ unsafe extern "C" fn x_shm_map(
     }
     let region = regions.get_mut(number as usize);
     let at = region.map_or(ptr::null_mut(), |region| region.as_mut_ptr().cast());
-    // SAFETY: SQLite gives a place for the answer. It may write to the region as long as it has the index:
-    // nobody here looks into it.
+    // SAFETY: SQLite gives a place for the answer. It may write to the region as long as it has the
+    // index: nobody here looks into it.
     unsafe { *out = at };
     ffi::SQLITE_OK
 }

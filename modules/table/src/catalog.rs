@@ -86,8 +86,8 @@ impl Catalog {
         found.ok_or_else(|| fail!(NO_TABLE, "there is no table {:?}", text(name)))
     }
 
-    /// Applies a change that is in the log. While the log is read, names are right only after the last
-    /// change ([`Catalog::rebuild_names`]).
+    /// Applies a change that is in the log. While the log is read, names are right only after the
+    /// last change ([`Catalog::rebuild_names`]).
     pub fn apply(&mut self, change: &Change<'_>) {
         let number = change.table;
         match change.kind {

@@ -1,5 +1,5 @@
-//! Checkpoints: the indexes in memory, written to a file a piece at a time, so that a start need not
-//! read the whole log.
+//! Checkpoints: the indexes in memory, written to a file a piece at a time, so that a start need
+//! not read the whole log.
 //!
 //! While the pieces are written, serving goes on: each shows another moment. Replay of the log from
 //! where the checkpoint began makes them one: whatever changed since is in that part of the log.
@@ -49,10 +49,11 @@ pub struct Checkpoint {
     replay_from: Place,
     /// Bytes appended to the log when it began.
     log_at: u64,
-    /// Prepared transactions that are still to be written. If one of them ends before, the checkpoint is
-    /// worth nothing.
+    /// Prepared transactions that are still to be written. If one of them ends before, the
+    /// checkpoint is worth nothing.
     prepared: Vec<u64>,
-    /// Last write that is there of the prepared transaction in the middle of which the last piece ended.
+    /// Last write that is there of the prepared transaction in the middle of which the last piece
+    /// ended.
     in_prepared: Option<(IndexId, Vec<u8>)>,
     /// Position in the maps: table, index, and the key after which it goes on.
     next: Option<(u32, u8, Vec<u8>)>,
@@ -397,8 +398,8 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes segments that nothing refers to and no replay needs. The log is durable: so is what made
-    /// them needless.
+    /// Removes segments that nothing refers to and no replay needs. The log is durable: so is what
+    /// made them needless.
     fn remove_segments(&self, host: &mut dyn Host, db: &mut Database, compacted: Option<u32>) {
         let old = db.log.usage.segments.range(..self.replay_from.segment);
         let unused = old.filter(|(_, s)| s.is_unused()).map(|(n, _)| *n);

@@ -1,9 +1,9 @@
 //! Compaction: values that are still in use move out of segments that hold mostly others.
 //!
 //! A segment behind the last checkpoint, less than half of whose values are live, is read record by
-//! record. Each value that a version refers to is copied to the log's end, with the version's commit;
-//! then the version refers to the copy. Once nothing refers to the segment, the next checkpoint removes
-//! it.
+//! record. Each value that a version refers to is copied to the log's end, with the version's
+//! commit; then the version refers to the copy. Once nothing refers to the segment, the next
+//! checkpoint removes it.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -103,7 +103,8 @@ impl Compactor {
         db.log.reserve.take_back();
     }
 
-    /// Reads so many bytes of the segment, at least, and copies what is live. True: nothing is left in it.
+    /// Reads so many bytes of the segment, at least, and copies what is live. True: nothing is left
+    /// in it.
     pub fn go_on(&mut self, host: &mut dyn Host, db: &mut Database, bytes: u64) -> bool {
         let Some(mut compaction) = self.current.take() else { return false };
         let segment = compaction.segment;

@@ -102,7 +102,8 @@ impl Database {
         }
     }
 
-    /// Appends all staged records to the log. Their clients are told later: `Store::answer_appended`.
+    /// Appends all staged records to the log. Their clients are told later:
+    /// `Store::answer_appended`.
     pub fn append_staged(&mut self, host: &mut dyn Host) {
         if self.staging.staged.is_empty() {
             return;
@@ -126,8 +127,8 @@ impl Database {
         self.remembered.add(staged.request.request_id);
     }
 
-    /// Puts a commit into the maps, as far as the call's steps go. `is_long`: readers may come before it
-    /// is all there. True: it is.
+    /// Puts a commit into the maps, as far as the call's steps go. `is_long`: readers may come
+    /// before it is all there. True: it is.
     pub fn apply(&mut self, tx: &mut Tx, commit: u64, is_long: bool) -> bool {
         // Nobody reads before a short one is over.
         let newest = if is_long { self.versions.visible } else { commit };
@@ -174,8 +175,8 @@ impl Database {
         self.catalog.free_dropped(&mut self.log.usage, &mut self.steps);
     }
 
-    /// Logs the counters of tables before the process ends, so that the next start gives no value of them
-    /// up, and makes the log durable.
+    /// Logs the counters of tables before the process ends, so that the next start gives no value
+    /// of them up, and makes the log durable.
     pub fn log_counters(&mut self, host: &mut dyn Host) {
         let tables = self.catalog.tables.iter();
         let ahead = tables.filter(|(_, t)| t.next_auto < t.logged_auto);

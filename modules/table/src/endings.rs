@@ -1,8 +1,8 @@
 //! Ends of transactions: commits applied to the maps, and locks given back.
 //!
 //! A commit is staged in the log with those of the same call ([`crate::staging`]); once they are
-//! appended, in one piece, each is applied to the maps, in the log's order, and then seen. A large one is
-//! applied over several calls, and those behind it wait.
+//! appended, in one piece, each is applied to the maps, in the log's order, and then seen. A large
+//! one is applied over several calls, and those behind it wait.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};

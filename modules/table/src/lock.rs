@@ -1,8 +1,8 @@
 //! Locks of keys and tables.
 //!
 //! A key's lock is found by a hash of table, index and key; two keys with the same hash share one,
-//! which costs a wait that was not needed and nothing else. Who comes first is served first, but for
-//! those who hold a lock already and want more of it.
+//! which costs a wait that was not needed and nothing else. Who comes first is served first, but
+//! for those who hold a lock already and want more of it.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -144,7 +144,8 @@ impl Locks {
         Asked::Busy
     }
 
-    /// Waits for a lock, after [`Asked::Busy`]. False: that would be a deadlock, so it does not wait.
+    /// Waits for a lock, after [`Asked::Busy`]. False: that would be a deadlock, so it does not
+    /// wait.
     pub fn wait(&mut self, tx: u64, resource: Resource, want: u8) -> bool {
         let lock = self.locks.entry(resource).or_default();
         if lock.held(tx) != 0 {
@@ -175,7 +176,8 @@ impl Locks {
         false
     }
 
-    /// Transactions that one waits for: those that hold the lock, and the one before it in the queue.
+    /// Transactions that one waits for: those that hold the lock, and the one before it in the
+    /// queue.
     fn blockers(&self, tx: u64) -> Vec<u64> {
         let lock = self.waits.get(&tx).and_then(|resource| self.locks.get(resource));
         let Some(lock) = lock else { return Vec::new() };

@@ -173,8 +173,8 @@ impl Log {
         Ok(())
     }
 
-    /// Appends all staged records, and returns for each the place of its body, or why it is not there. If
-    /// they do not fit together, each is tried alone.
+    /// Appends all staged records, and returns for each the place of its body, or why it is not
+    /// there. If they do not fit together, each is tried alone.
     pub fn flush(&mut self, host: &mut dyn Host) -> Vec<Result<Place, Fail>> {
         let mut staged = core::mem::take(&mut self.staged);
         let ranges = core::mem::take(&mut self.ranges);

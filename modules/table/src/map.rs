@@ -79,8 +79,8 @@ impl Chain {
         }
     }
 
-    /// Forgets versions that no reader may want: all but the newest that `oldest` shows, and newer ones.
-    /// True: nothing is left of the key.
+    /// Forgets versions that no reader may want: all but the newest that `oldest` shows, and newer
+    /// ones. True: nothing is left of the key.
     fn prune(&mut self, oldest: u64, usage: &mut Usage) -> bool {
         if let Self::Many(versions) = self {
             let shown = versions.partition_point(|v| v.commit <= oldest);

@@ -1,8 +1,8 @@
 //! Limit of memory: how much is in use, and whether there is more.
 //!
 //! The memory in use is an estimate. The limit is the host's, which does not tell it: so before the
-//! estimate grows by [`STEP_BYTES`] the allocator is asked for [`ROOM_BYTES`] at once, which it keeps
-//! for later. If it has none, the memory in use then is the limit, until it has some again.
+//! estimate grows by [`STEP_BYTES`] the allocator is asked for [`ROOM_BYTES`] at once, which it
+//! keeps for later. If it has none, the memory in use then is the limit, until it has some again.
 
 use alloc::format;
 
@@ -15,8 +15,8 @@ use crate::fail::{Fail, StartError, fail};
 pub const SPARE_BYTES: u64 = 16 << 20;
 /// Memory that a lock costs, about.
 pub const LOCK_BYTES: u64 = 96;
-/// Bytes that must be free for the next step: estimates are wrong, and there are buffers that they do
-/// not know.
+/// Bytes that must be free for the next step: estimates are wrong, and there are buffers that they
+/// do not know.
 pub const ROOM_BYTES: usize = 64 << 20;
 /// Growth of the estimate after which the allocator is asked again.
 pub const STEP_BYTES: u64 = 16 << 20;
@@ -52,8 +52,8 @@ impl MemoryLimit {
         Ok(())
     }
 
-    /// Fails if the memory in use at the start is too much. Less is spared than later: a store that ran
-    /// with a limit must start with it.
+    /// Fails if the memory in use at the start is too much. Less is spared than later: a store that
+    /// ran with a limit must start with it.
     pub fn check_start(&mut self, used: u64, config: &Config) -> Result<(), StartError> {
         if used < self.proven_bytes {
             return Ok(());

@@ -14,10 +14,10 @@
 //! | 4 | tail | no byte of it is zero |
 //!
 //! # Torn or damaged
-//! What was appended and not synced may be lost in any part, and lost parts are missing at the end or
-//! read as zeroes. So a record that is wrong is *torn* if the file ends in it, or the end of its head's
-//! check and what follows, its tail, or a whole page of it is zero; else it is *damaged*: somebody
-//! changed bytes that were there.
+//! What was appended and not synced may be lost in any part, and lost parts are missing at the end
+//! or read as zeroes. So a record that is wrong is *torn* if the file ends in it, or the end of its
+//! head's check and what follows, its tail, or a whole page of it is zero; else it is *damaged*:
+//! somebody changed bytes that were there.
 
 use alloc::format;
 use alloc::string::String;
@@ -254,8 +254,8 @@ impl Reader {
         self.buffer.get(self.body.clone()).unwrap_or(&[])
     }
 
-    /// Whether a whole record follows that was made when the byte at `self.at` was durable already: then
-    /// the bytes there are damaged, whatever they look like.
+    /// Whether a whole record follows that was made when the byte at `self.at` was durable already:
+    /// then the bytes there are damaged, whatever they look like.
     pub fn was_durable(&mut self, host: &mut dyn Host) -> Result<bool, Errno> {
         let (bad, mut at) = (self.at, self.at + 1);
         while at < self.len {
@@ -279,8 +279,8 @@ impl Reader {
 }
 
 fn bad_head(bytes: &[u8], number: u32, at: u64) -> Stop {
-    // No byte of the check is zero, nor are the four that follow it: they are the beginning of a body,
-    // which is a kind or the low half of a number that is never zero, or a tail.
+    // No byte of the check is zero, nor are the four that follow it: they are the beginning of a
+    // body, which is a kind or the low half of a number that is never zero, or a tail.
     let torn = bytes.len() < HEAD_BYTES || bytes[HEAD_BYTES - 1..].iter().all(|&b| b == 0);
     if torn { Stop::Torn } else { Stop::Damaged(format!("file {number}, byte {at}: no record")) }
 }

@@ -222,7 +222,8 @@ impl Replay {
         }
         self.number = Some(head.number + 1);
         if place < self.restored.captured && head.kind != kind::SPILL {
-            // The checkpoint knows it. Only ops of transactions that were still open then are not there.
+            // The checkpoint knows it. Only ops of transactions that were still open then are not
+            // there.
             if let Some((tx_head, _)) = TxHead::read(body).filter(|_| has_ops(head.kind)) {
                 self.open.remove(&tx_head.tx);
                 self.homes.remove(&tx_head.tx);

@@ -1,14 +1,15 @@
 //! Space that is kept for when the disk is full: without it nothing could be done that frees some.
 //!
-//! Three files hold it, each for one purpose: records of deletions and the like, compaction, a checkpoint.
-//! The first has its bytes written, so that blocks are there for it. The others are holes: they count
-//! against what the host allows the module, and cost no writing. Where it is the host's own disk that is
-//! full, they are worth nothing.
+//! Three files hold it, each for one purpose: records of deletions and the like, compaction, a
+//! checkpoint. The first has its bytes written, so that blocks are there for it. The others are
+//! holes: they count against what the host allows the module, and cost no writing. Where it is the
+//! host's own disk that is full, they are worth nothing.
 //!
-//! When one of these finds no room its file is emptied, and then those before it. From then on, and where a
-//! file cannot grow, the store is *short*: changes that need space fail until all files have their lengths
-//! again, which is tried every second. What was given to a checkpoint is not for compaction, and what was
-//! given to that not for deletions: they wait until a checkpoint is made, which frees more than was taken.
+//! When one of these finds no room its file is emptied, and then those before it. From then on, and
+//! where a file cannot grow, the store is *short*: changes that need space fail until all files
+//! have their lengths again, which is tried every second. What was given to a checkpoint is not for
+//! compaction, and what was given to that not for deletions: they wait until a checkpoint is made,
+//! which frees more than was taken.
 
 use alloc::vec::Vec;
 
@@ -127,8 +128,8 @@ impl Reserve {
         self.after_ms = host.now_ms() + PAUSE_MS;
     }
 
-    /// Ends what parts were given for: it is done, or they do not suffice. Free space is for all again that
-    /// free some.
+    /// Ends what parts were given for: it is done, or they do not suffice. Free space is for all
+    /// again that free some.
     pub fn take_back(&mut self) {
         self.parts.iter_mut().for_each(|part| part.is_given = false);
     }

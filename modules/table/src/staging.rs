@@ -82,6 +82,7 @@ pub struct StagedTx {
 pub struct Staging {
     /// Transactions whose record is staged, in the log's order.
     pub staged: Vec<StagedTx>,
-    /// Transactions whose record was appended, or could not be; their clients know nothing of it yet.
+    /// Transactions whose record was appended, or could not be; their clients know nothing of it
+    /// yet.
     pub appended: Vec<(StagedTx, Result<(), Fail>)>,
 }

@@ -208,8 +208,8 @@ impl Tx {
         true
     }
 
-    /// Undoes the writes since a savepoint, as far as `steps` go. None: there is no such savepoint. False:
-    /// there is more to undo.
+    /// Undoes the writes since a savepoint, as far as `steps` go. None: there is no such savepoint.
+    /// False: there is more to undo.
     pub fn roll_back_to(&mut self, number: u64, steps: &mut u64) -> Option<bool> {
         let place = self.savepoints.iter().rposition(|s| s.number == number)?;
         let to = *self.savepoints.get(place)?;

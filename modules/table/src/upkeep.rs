@@ -22,7 +22,8 @@ pub struct Upkeep {
 }
 
 impl Upkeep {
-    /// Whether there is something to do now. `has_applies`: commits are in the log and not in memory.
+    /// Whether there is something to do now. `has_applies`: commits are in the log and not in
+    /// memory.
     pub fn is_due(&self, host: &mut dyn Host, db: &Database, has_applies: bool) -> bool {
         db.has_garbage()
             || self.checkpoints.current.is_some()

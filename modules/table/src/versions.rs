@@ -91,7 +91,8 @@ impl Versions {
         }
     }
 
-    /// Puts a version into its index. `oldest` is the oldest commit whose versions a reader may want.
+    /// Puts a version into its index. `oldest` is the oldest commit whose versions a reader may
+    /// want.
     pub fn install(
         &mut self,
         catalog: &mut Catalog,

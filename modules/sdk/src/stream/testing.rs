@@ -24,7 +24,8 @@ impl Program {
         Self { client, seq: 0, has_more: false, is_closed: false }
     }
 
-    /// Sends bytes as one request, if they are not too many, and gets all that the module says to them.
+    /// Sends bytes as one request, if they are not too many, and gets all that the module says to
+    /// them.
     pub fn say<M: Module>(&mut self, host: &mut TestHost, module: &mut M, bytes: &[u8]) -> Vec<u8> {
         let mut said = Vec::new();
         for chunk in bytes.chunks(CHUNK_BYTES) {
@@ -36,7 +37,7 @@ impl Program {
         said
     }
 
-    /// One request and its reply.
+    /// Sends one request, and returns its reply.
     pub fn request<M: Module>(
         &mut self,
         host: &mut TestHost,

@@ -12,7 +12,7 @@ struct Letters {
 /// How many talks have ended.
 type Ended = usize;
 
-impl Talk for Letters {
+impl Executor for Letters {
     type Shared = Ended;
 
     fn step(&mut self, _: &mut Ended, _: &mut dyn Host, input: &[u8], out: &mut Vec<u8>) -> Step {

@@ -13,12 +13,12 @@ pub struct EventBytes {
 }
 
 impl EventBytes {
-    /// None yet.
+    /// Begins without any.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more, of any kind.
+    /// Adds an event of any kind.
     pub fn event(mut self, kind: u16, flags: u16, client: u32, seq: u64, body: &[u8]) -> Self {
         let head = abi::Event {
             len_bytes: U32::new(body.len() as u32),

@@ -19,12 +19,12 @@ use crate::lex::Token;
 /// Digits that a number of SQLite has for certain.
 const MAX_DIGITS: u32 = 15;
 
-/// How the values of a column are kept.
+/// Type of a column as SQLite keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
-    /// What SQLite is told.
+    /// Type for SQLite.
     pub name: String,
-    /// How values are compared, if not by their bytes.
+    /// Comparison of values, if not by their bytes.
     pub collation: Option<&'static str>,
     /// Whole numbers only.
     pub is_whole: bool,

@@ -1,7 +1,7 @@
 //! The order of strings as MySQL has it.
 //!
-//! `mysql_ci` is that of MySQL's collations that do not distinguish case: letters by their upper case, spaces
-//! at the end do not count. Accents count, unlike in MySQL.
+//! `mysql_ci` is that of MySQL's collations that do not distinguish case: letters by their upper
+//! case, spaces at the end do not count. Accents count, unlike in MySQL.
 
 use core::cmp::Ordering;
 use core::ffi::{c_int, c_void};

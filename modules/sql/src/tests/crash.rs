@@ -1,16 +1,16 @@
-//! Whatever the moment at which the process or the power ends: what a client was told to be done is there, what
-//! was not is there in whole or not at all, and the database is sound.
+//! Whatever the moment at which the process or the power ends: what a client was told to be done is
+//! there, what was not is there in whole or not at all, and the database is sound.
 
 use proptest::prelude::*;
 use sdk::testing::{Call, Rng};
 use sdk::{Errno, Host};
 
-use crate::kit::{Told, World, world};
+use crate::testing::{SqlReply, TestModule, world};
 
 const ACCOUNTS: u64 = 8;
 
-fn make(seed: u64) -> World {
-    let mut w = World::new(seed);
+fn make(seed: u64) -> TestModule {
+    let mut w = TestModule::new(seed);
     w.connect(1, "");
     w.ok(1, "CREATE DATABASE d");
     w.ok(1, "USE d");
@@ -37,16 +37,17 @@ fn transfer(id: u64, rng: &mut Rng) -> [String; 5] {
     ]
 }
 
-/// Transfers until the host is dead, or so many; the number of the last one that was told to be done.
-fn run(w: &mut World, first: u64, rng: &mut Rng) -> u64 {
+/// Transfers until the host is dead, or so many; the number of the last one that was told to be
+/// done.
+fn run(w: &mut TestModule, first: u64, rng: &mut Rng) -> u64 {
     for id in first..first + 12 {
         for statement in transfer(id, rng) {
             w.ask(1, &statement);
-            let told = w.told(1);
+            let told = w.take_reply(1);
             if w.host.is_dead() {
                 return id - 1;
             }
-            assert!(matches!(told, Some(Told::Ok(..))), "{told:?}");
+            assert!(matches!(told, Some(SqlReply::Ok(..))), "{told:?}");
         }
     }
     first + 11
@@ -54,7 +55,7 @@ fn run(w: &mut World, first: u64, rng: &mut Rng) -> u64 {
 
 /// The number of the last transfer that is there.
 #[track_caller]
-fn check(w: &mut World, told: u64) -> u64 {
+fn check(w: &mut TestModule, told: u64) -> u64 {
     assert_eq!(w.connect(1, "d").code(), 0);
     assert_eq!(w.sql(1, "SELECT * FROM pragma_integrity_check").text(), "ok");
     let sums = w.sql(1, "SELECT sum(balance), count(*) FROM accounts").text();
@@ -93,15 +94,15 @@ proptest! {
 
     #[test]
     fn a_database_is_there_or_not_whatever_the_end_of_its_making(calls in 0u64..60, seed: u64, is_power: bool) {
-        let mut w = World::new(seed);
+        let mut w = TestModule::new(seed);
         w.connect(1, "");
         w.host.die_after(calls);
         w.ask(1, "CREATE DATABASE d");
-        let told = w.told(1);
+        let told = w.take_reply(1);
         if is_power { w.host.crash() } else { w.host.kill() }
         w.restart();
         w.connect(1, "");
-        if matches!(told, Some(Told::Ok(..))) {
+        if matches!(told, Some(SqlReply::Ok(..))) {
             assert_eq!(w.sql(1, "SHOW DATABASES").text(), "d");
         }
         w.ok(1, "CREATE DATABASE IF NOT EXISTS d");
@@ -121,12 +122,12 @@ fn a_database_that_went_halfway_is_there_or_can_be_made_anew() {
         w.connect(2, "");
         w.host.die_after(calls);
         w.ask(2, "DROP DATABASE d");
-        let told = w.told(2);
+        let told = w.take_reply(2);
         w.host.crash();
         w.restart();
         w.connect(1, "");
         let is_there = w.sql(1, "SHOW DATABASES").text() == "d";
-        assert!(!is_there || !matches!(told, Some(Told::Ok(..))));
+        assert!(!is_there || !matches!(told, Some(SqlReply::Ok(..))));
         w.ok(1, "CREATE DATABASE IF NOT EXISTS d");
         w.ok(1, "USE d");
         if is_there {
@@ -142,7 +143,8 @@ fn a_database_that_went_halfway_is_there_or_can_be_made_anew() {
     assert!((1..12).contains(&gone), "{gone}");
 }
 
-/// Four clients at once, whose statements come in any order: who waits for who writes goes on after it.
+/// Four clients at once, whose statements come in any order: who waits for who writes goes on after
+/// it.
 #[test]
 fn transfers_of_several_clients_are_done_one_after_the_other() {
     for seed in 0..20 {
@@ -165,9 +167,9 @@ fn transfers_of_several_clients_are_done_one_after_the_other() {
             if !*waits {
                 w.ask(*client, statements.pop().unwrap());
             }
-            let told = w.told(*client);
+            let told = w.take_reply(*client);
             *waits = told.is_none();
-            assert!(matches!(told, None | Some(Told::Ok(..))), "{told:?}");
+            assert!(matches!(told, None | Some(SqlReply::Ok(..))), "{told:?}");
             if !*waits && statements.is_empty() {
                 left.swap_remove(at);
             }
@@ -205,18 +207,18 @@ fn commits_of_several_clients_share_a_sync_and_nobody_is_told_before_it() {
     let before = w.host.calls.get("sync").copied();
     for client in 2..6 {
         w.ask(client, format!("INSERT INTO log VALUES ({client}, 0, 0, 0, '')"));
-        assert_eq!(w.told(client), None, "it is not durable");
+        assert_eq!(w.take_reply(client), None, "it is not durable");
     }
     assert_eq!(w.host.calls.get("sync").copied(), before, "a commit itself syncs nothing");
     assert_eq!(w.host.held().len(), 4);
     w.host.release();
     w.collect();
     for client in 2..6 {
-        assert_eq!(w.told(client), Some(Told::Ok(1, 0, 2)));
+        assert_eq!(w.take_reply(client), Some(SqlReply::Ok(1, 0, 2)));
     }
     // A reader in a call without a commit waits for nothing.
     w.ask(2, "SELECT count(*) FROM log");
-    assert_eq!(w.told(2).unwrap().text(), "4");
+    assert_eq!(w.take_reply(2).unwrap().text(), "4");
 }
 
 #[test]
@@ -229,7 +231,7 @@ fn a_full_disk_and_a_storage_that_fails_are_told_and_undone() {
     assert_eq!(told.code(), 1114, "{told:?}");
     w.ok(1, "BEGIN");
     w.ask(1, format!("INSERT INTO log VALUES (2, 0, 0, 0, '{pad}')"));
-    let told = w.told(1).unwrap();
+    let told = w.take_reply(1).unwrap();
     let ends = if told.code() == 0 { w.sql(1, "COMMIT") } else { told };
     assert_ne!(ends.code(), 0, "{ends:?}");
     w.sql(1, "ROLLBACK");
@@ -257,6 +259,6 @@ fn a_statement_that_computes_for_too_long_ends_with_its_limit() {
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
     );
     assert_eq!(told.code(), 1969, "{told:?}");
-    let Told::Error(_, text) = told else { panic!() };
+    let SqlReply::Error(_, text) = told else { panic!() };
     assert!(text.contains("more than 1 ms"), "{text}");
 }

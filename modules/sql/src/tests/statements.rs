@@ -1,7 +1,7 @@
 //! The module as clients see it.
 
-use crate::kit::{Told, World, framed, world};
 use crate::packet::command;
+use crate::testing::{SqlReply, TestModule, framed, world};
 
 #[test]
 fn a_table_is_made_filled_read_and_changed() {
@@ -20,7 +20,7 @@ fn a_table_is_made_filled_read_and_changed() {
     assert_eq!(w.ok(1, "DELETE FROM `t` WHERE `id` = 1 AND `v` = 'one' LIMIT 1").0, 1);
     assert_eq!(w.sql(1, "SELECT v FROM d.t ORDER BY id").text(), "two\nDrei ");
     let error = w.sql(1, "INSERT INTO t (id) VALUES (3)");
-    assert_eq!(error, Told::Error(1062, "Duplicate entry for key 't.id'".into()));
+    assert_eq!(error, SqlReply::Error(1062, "Duplicate entry for key 't.id'".into()));
     assert_eq!(w.sql(1, "SELECT * FROM missing").code(), 1146);
     assert_eq!(w.sql(1, "SELECT missing FROM t").code(), 1054);
     assert_eq!(w.sql(1, "SELEC").code(), 1064);
@@ -36,8 +36,8 @@ fn any_bytes_come_back() {
         .flat_map(|b| if b == b'\'' || b == b'\\' { vec![b'\\', b] } else { vec![b] })
         .collect();
     let sql = [b"INSERT INTO t VALUES (1, '", &all[..], b"', '\xf0\x9f\x98\x80')"].concat();
-    assert_eq!(w.sql(1, sql), Told::Ok(1, 0, 2));
-    let Told::Rows(rows) = w.sql(1, "SELECT b, s FROM t") else { panic!() };
+    assert_eq!(w.sql(1, sql), SqlReply::Ok(1, 0, 2));
+    let SqlReply::Rows(rows) = w.sql(1, "SELECT b, s FROM t") else { panic!() };
     assert_eq!(rows[0][0].as_deref(), Some(&(0..=255).collect::<Vec<u8>>()[..]));
     assert_eq!(rows[0][1].as_deref(), Some("😀".as_bytes()));
     for len in [1 << 10, 16 << 10, 128 << 10, 3 << 20] {
@@ -45,7 +45,7 @@ fn any_bytes_come_back() {
         assert_eq!(w.sql(1, sql).code(), 0);
         let sql = [b"REPLACE INTO t VALUES (1, '", &vec![b'x'; len][..], b"', NULL)"].concat();
         assert_eq!(w.sql(1, sql).code(), 0);
-        let Told::Rows(rows) = w.sql(1, "SELECT b FROM t") else { panic!() };
+        let SqlReply::Rows(rows) = w.sql(1, "SELECT b FROM t") else { panic!() };
         assert_eq!(rows[0][0].as_ref().map(Vec::len), Some(len));
     }
 }
@@ -64,10 +64,10 @@ fn transactions_are_seen_by_others_when_they_commit() {
     assert_eq!(w.sql(2, "SELECT * FROM t").text(), "");
     // A second writer waits, and goes on.
     w.ask(2, "INSERT INTO t VALUES (4, 4)");
-    assert_eq!(w.told(2), None);
+    assert_eq!(w.take_reply(2), None);
     assert_eq!(w.sql(1, "SELECT count(*) FROM t").text(), "2");
     w.ok(1, "COMMIT");
-    assert_eq!(w.told(2), Some(Told::Ok(1, 0, 2)));
+    assert_eq!(w.take_reply(2), Some(SqlReply::Ok(1, 0, 2)));
     assert_eq!(w.sql(2, "SELECT id FROM t").text(), "1\n2\n4");
     w.ok(1, "SET AUTOCOMMIT=1");
     w.ok(1, "BEGIN");
@@ -96,14 +96,14 @@ fn who_waits_for_too_long_is_told_and_who_read_something_old_may_not_write() {
     w.ok(1, "BEGIN");
     w.ok(1, "UPDATE t SET v = 2");
     w.ask(2, "DELETE FROM t");
-    assert_eq!(w.told(2), None);
+    assert_eq!(w.take_reply(2), None);
     w.host.advance(30_000);
-    assert_eq!(w.told(2).unwrap().code(), 1205);
+    assert_eq!(w.take_reply(2).unwrap().code(), 1205);
     // A client that goes gives its locks back.
     w.ask(2, "DELETE FROM t WHERE id = 3");
-    assert_eq!(w.told(2), None);
+    assert_eq!(w.take_reply(2), None);
     w.close(1);
-    assert_eq!(w.told(2), Some(Told::Ok(1, 0, 2)));
+    assert_eq!(w.take_reply(2), Some(SqlReply::Ok(1, 0, 2)));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn many_rows_are_told_in_pieces_and_inserted_in_one_statement() {
     w.ok(1, "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(100))");
     let rows: Vec<String> = (0..20_000).map(|i| format!("({i}, '{i:0100}')")).collect();
     assert_eq!(w.ok(1, &format!("INSERT INTO t VALUES {}", rows.join(","))).0, 20_000);
-    let Told::Rows(rows) = w.sql(1, "SELECT * FROM t") else { panic!() };
+    let SqlReply::Rows(rows) = w.sql(1, "SELECT * FROM t") else { panic!() };
     assert_eq!(rows.len(), 20_000);
     // Only what is asked for goes to the client.
     let before = w.received;
@@ -147,18 +147,18 @@ fn clients_have_databases_of_their_own_and_ask_what_there_is() {
     assert_eq!(w.sql(1, "CREATE DATABASE e").code(), 1007);
     assert_eq!(w.sql(1, "CREATE DATABASE `../e`").code(), 1235);
     assert_eq!(w.sql(1, "SHOW DATABASES").text(), "d\ne");
-    assert_eq!(w.connect(2, "e"), Told::Ok(0, 0, 2));
+    assert_eq!(w.connect(2, "e"), SqlReply::Ok(0, 0, 2));
     assert_eq!(w.connect(3, "nothing").code(), 1049);
     assert!(w.is_closed(3));
     assert_eq!(w.sql(2, "SELECT * FROM t").code(), 1146);
     assert_eq!(w.sql(2, "SELECT * FROM d.t").code(), 1146, "another database's");
     assert_eq!(w.sql(2, "SELECT DATABASE(), @@autocommit").text(), "e\t1");
     assert_eq!(w.sql(1, "DROP DATABASE e").code(), 1105, "it is in use");
-    assert_eq!(w.command(2, command::INIT_DB, b"d"), Some(Told::Ok(0, 0, 2)));
+    assert_eq!(w.command(2, command::INIT_DB, b"d"), Some(SqlReply::Ok(0, 0, 2)));
     assert_eq!(w.sql(2, "SHOW TABLES").text(), "t");
     assert_eq!(w.sql(2, "DESCRIBE t").text(), "id\tbigint\tNO\tPRI\tNULL\t");
     w.ok(1, "DROP DATABASE e");
-    assert_eq!(w.command(2, command::PING, b""), Some(Told::Ok(0, 0, 2)));
+    assert_eq!(w.command(2, command::PING, b""), Some(SqlReply::Ok(0, 0, 2)));
     assert_eq!(w.command(2, command::PREPARE, b"SELECT 1").unwrap().code(), 1047);
     w.connect(4, "");
     assert_eq!(w.sql(4, "SELECT 1").text(), "1");
@@ -196,9 +196,9 @@ fn bad_packets_end_the_connection_and_long_ones_are_refused() {
     let mut w = world();
     w.connect(2, "d");
     w.raw(2, &[0xff, 0xff, 0xff, 0]);
-    assert_eq!(w.told(2).unwrap().code(), 1153);
+    assert_eq!(w.take_reply(2).unwrap().code(), 1153);
     assert!(w.is_closed(2));
-    let mut w = World::new(2);
+    let mut w = TestModule::new(2);
     for number in 1..=256 {
         w.connect(number, "");
     }
@@ -213,12 +213,12 @@ fn statements_come_in_any_pieces() {
     for piece in bytes.chunks(3) {
         w.raw(1, piece);
     }
-    assert_eq!(w.told(1).unwrap().text(), "abc");
+    assert_eq!(w.take_reply(1).unwrap().text(), "abc");
     // Several at once are served one after the other.
     let two = [framed(0, b"\x03SELECT 1"), framed(0, b"\x03SELECT 2")].concat();
     w.raw(1, &two);
-    assert_eq!(w.told(1).unwrap().text(), "1");
-    assert_eq!(w.told(1).unwrap().text(), "2");
+    assert_eq!(w.take_reply(1).unwrap().text(), "1");
+    assert_eq!(w.take_reply(1).unwrap().text(), "2");
 }
 
 #[test]

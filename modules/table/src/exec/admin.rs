@@ -262,8 +262,8 @@ pub fn estimate(exec: &mut Execution<'_>, op: &OpRef<'_>) -> Result<OpProgress, 
     Ok(OpProgress::Done)
 }
 
-/// Estimates the number of keys from the first of `low` to the first of `high`, if they lie as close to
-/// each other as those that were looked at.
+/// Estimates the number of keys from the first of `low` to the first of `high`, if they lie as
+/// close to each other as those that were looked at.
 fn extrapolate(low: &[&[u8]], high: &[&[u8]], all: u64) -> u64 {
     let seen = (low.len() + high.len()) as u64;
     let (Some(first), Some(last)) = (low.first(), high.first()) else { return seen };

@@ -169,8 +169,8 @@ impl AnswerRoom {
         }
     }
 
-    /// Takes room for a row. False: it does not fit. The first row of an answer fits if the reply has room
-    /// at all.
+    /// Takes room for a row. False: it does not fit. The first row of an answer fits if the reply
+    /// has room at all.
     pub fn take(&mut self, first: bool, bytes: usize) -> Result<bool, Fail> {
         let fits = bytes + ROW_BYTES <= self.reply;
         if first && !fits {

@@ -43,8 +43,8 @@ pub fn scan(exec: &mut Execution<'_>, op: &OpRef<'_>) -> Result<OpProgress, Fail
     }
 }
 
-/// Puts rows into the answer, with room for the values that are to be read. None: the call's steps are
-/// used up, and it goes on later.
+/// Puts rows into the answer, with room for the values that are to be read. None: the call's steps
+/// are used up, and it goes on later.
 fn gather(
     exec: &mut Execution<'_>,
     op: &OpRef<'_>,

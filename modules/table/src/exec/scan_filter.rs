@@ -1,5 +1,5 @@
-//! SCAN with a filter: rows that may match by their key are read a chunk at a time, and those that match
-//! go into the answer.
+//! SCAN with a filter: rows that may match by their key are read a chunk at a time, and those that
+//! match go into the answer.
 
 use alloc::vec::Vec;
 

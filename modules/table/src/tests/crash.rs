@@ -1,5 +1,5 @@
-//! Power cuts and kills at any moment: what was acknowledged is there, nothing is half there, and what is
-//! sent again is done once. Each seed is another workload, with crashes in it.
+//! Power cuts and kills at any moment: what was acknowledged is there, nothing is half there, and
+//! what is sent again is done once. Each seed is another workload, with crashes in it.
 
 use std::collections::BTreeMap;
 

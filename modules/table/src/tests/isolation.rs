@@ -1,4 +1,5 @@
-//! What transactions see of each other, by the names of the literature. `a` and `b` are two clients.
+//! What transactions see of each other, by the names of the literature. `a` and `b` are two
+//! clients.
 
 use guest_abi::table::{batch_flag, op_flag, reply_flag, status};
 

@@ -199,7 +199,8 @@ impl Model {
             (op::UPDATE | op::DELETE, false) => drop(said.is(status::NOT_FOUND)),
             _ => {
                 said.ok();
-                // The entry of the secondary index, too: the same key, with the primary key as its value.
+                // The entry of the secondary index, too: the same key, with the primary key as its
+                // value.
                 let entry = [b"s", key].concat();
                 let flags = op_flag::NO_LOCK;
                 let ask = match kind {
@@ -287,8 +288,8 @@ impl Model {
         if (told.more, &told.stopped) == (more, &stopped) {
             return;
         }
-        // A filter may have looked at more than the limit of rows needs, and where it stops is told by any
-        // key before the next entry: what it has looked at is in the answer, if it matches.
+        // A filter may have looked at more than the limit of rows needs, and where it stops is told
+        // by any key before the next entry: what it has looked at is in the answer, if it matches.
         let sieve = sieve.as_ref().unwrap();
         assert!(!told.more && (stopped.is_some() || more), "{told:?} {act:?} of {ordered:?}");
         let backward = flags & op_flag::BACKWARD != 0;

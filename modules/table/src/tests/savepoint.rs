@@ -1,4 +1,5 @@
-//! What came with version 2 of the protocol beside filters: SYNC, savepoints, counters in transactions.
+//! What came with version 2 of the protocol beside filters: SYNC, savepoints, counters in
+//! transactions.
 
 use guest_abi::table::{self as abi, op, op_flag, status};
 

@@ -1,0 +1,4 @@
+//! Tests of the module over several files.
+
+mod crash;
+mod statements;
