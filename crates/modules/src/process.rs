@@ -131,18 +131,7 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
         None => None,
     };
     let list = Arc::new(list_modules(&modules)?);
-    let memory_bytes = modules
-        .iter()
-        .map(|m| m.memory_bytes + MODULE_MEMORY_BYTES + SHARE_BYTES as u64)
-        .sum::<u64>()
-        + OWN_MEMORY_BYTES
-        + POT_BYTES as u64;
-    // Whatever one module's clients and files take, the others have theirs.
-    let files = modules.len() * (2 * MAX_CLIENTS + MAX_FILES) + MAX_GREETING + OWN_FILES;
-    let largest = modules.iter().map(|m| m.disk_bytes).max().unwrap_or(0);
-    sandbox::give_up_rights(memory_bytes, files as u64, largest)?;
-    // In front of the threads, which inherit it.
-    sandbox::leave_folders(parts.iter().map(|(_, folder)| folder.as_fd()))?;
+    give_up_rights(&modules, &parts)?;
     let barrier = Arc::new(Barrier::new(modules.len() + 1));
     let (mut threads, pot) = (HashMap::new(), Pot::new(POT_BYTES));
     for (setup, (loaded, folder)) in modules.into_iter().zip(parts) {
@@ -173,6 +162,25 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     barrier.wait();
     tracing::debug!(%vm, "modules of {vm} are confined");
     Ok(Some(Modules { threads, list }))
+}
+
+/// Gives up all rights that the modules do not need, but for system calls. Before there are threads, which
+/// inherit that.
+fn give_up_rights(
+    modules: &[ModuleSetup],
+    parts: &[(Loaded, OwnedFd)],
+) -> Result<(), ModulesError> {
+    let memory_bytes = modules
+        .iter()
+        .map(|m| m.memory_bytes + MODULE_MEMORY_BYTES + SHARE_BYTES as u64)
+        .sum::<u64>()
+        + OWN_MEMORY_BYTES
+        + POT_BYTES as u64;
+    // Whatever one module's clients and files take, the others have theirs.
+    let files = modules.len() * (2 * MAX_CLIENTS + MAX_FILES) + MAX_GREETING + OWN_FILES;
+    let largest = modules.iter().map(|m| m.disk_bytes).max().unwrap_or(0);
+    sandbox::give_up_rights(memory_bytes, files as u64, largest)?;
+    sandbox::leave_folders(parts.iter().map(|(_, folder)| folder.as_fd()))
 }
 
 /// Maps a region for rings: its slots, and how long to look at them. Without it clients have their
