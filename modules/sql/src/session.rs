@@ -140,17 +140,7 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> Result<bool, SqlError> {
         let plan = plan(text)?;
-        if let Some(doom) = &self.tx.doom {
-            let ends =
-                matches!(plan, Plan::Rollback | Plan::Commit | Plan::Begin | Plan::Autocommit(_));
-            let error = doom.clone();
-            if ends {
-                (self.tx.doom, self.tx.has_begun) = (None, false);
-            }
-            if plan != Plan::Rollback {
-                return Err(error);
-            }
-        }
+        self.check_doom(&plan)?;
         match plan {
             Plan::Nothing => Ok(true),
             Plan::Begin => {
@@ -187,20 +177,7 @@ impl Session {
                 }
                 shared.remove(&name, may_miss).map(|()| true)
             }
-            Plan::Show(show) => {
-                let database = self.tx.database.as_deref();
-                let about = About { database, id: self.id, autocommit: !self.tx.is_manual };
-                let table = match show::answer(&show, &about, &shared.names()?) {
-                    Some(table) => table,
-                    None => {
-                        let db = self.tx.in_use()?;
-                        db.set_until_ms(shared.disk.now_ms() + shared.statement_ms);
-                        show::of_tables(&show, db).map_err(|failure| shared.error(&failure))?
-                    }
-                };
-                self.answer.table(&table, self.tx.status(), out);
-                Ok(false)
-            }
+            Plan::Show(show) => self.show(shared, &show, out),
             plan => {
                 self.tx.in_use()?;
                 if matches!(plan, Plan::Define(_)) {
@@ -211,6 +188,43 @@ impl Session {
                 Ok(false)
             }
         }
+    }
+
+    /// Tells the client that its transaction is gone, until it has ended it.
+    fn check_doom(&mut self, plan: &Plan) -> Result<(), SqlError> {
+        if let Some(doom) = &self.tx.doom {
+            let ends =
+                matches!(plan, Plan::Rollback | Plan::Commit | Plan::Begin | Plan::Autocommit(_));
+            let error = doom.clone();
+            if ends {
+                (self.tx.doom, self.tx.has_begun) = (None, false);
+            }
+            if *plan != Plan::Rollback {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers SHOW, and what else SQLite does not know itself.
+    fn show(
+        &mut self,
+        shared: &mut Shared,
+        show: &show::Show,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, SqlError> {
+        let database = self.tx.database.as_deref();
+        let about = About { database, id: self.id, autocommit: !self.tx.is_manual };
+        let table = match show::answer(show, &about, &shared.names()?) {
+            Some(table) => table,
+            None => {
+                let db = self.tx.in_use()?;
+                db.set_until_ms(shared.disk.now_ms() + shared.statement_ms);
+                show::of_tables(show, db).map_err(|failure| shared.error(&failure))?
+            }
+        };
+        self.answer.table(&table, self.tx.status(), out);
+        Ok(false)
     }
 
     /// Answers with a table's columns, by which clients complete names.

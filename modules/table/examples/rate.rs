@@ -1,4 +1,4 @@
-//! How fast the store is by itself, natively, on files in memory: `cargo run --release --example rate`.
+//! Rate of the store by itself, natively, on files in memory: `cargo run --release --example rate`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

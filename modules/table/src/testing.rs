@@ -1,4 +1,4 @@
-//! What tests have in common: requests, replies, a store on a host that can crash.
+//! Test kit: requests, replies, a store on a host that can crash.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl Batch {
         Self { tx, flags: 0, wait_ms: 0, ops: 0, bytes: Vec::new() }
     }
 
-    /// That begins its transaction.
+    /// Batch that begins its transaction.
     pub fn begin(tx: u64) -> Self {
         Self::new(tx).flags(batch_flag::BEGIN)
     }
@@ -179,7 +179,7 @@ pub struct OpAnswer {
     pub op: u32,
     pub rows: Vec<RowBytes>,
     pub more: bool,
-    /// Where a filter stopped looking.
+    /// Key at which a filter stopped looking.
     pub stopped: Option<Vec<u8>>,
     pub bytes: Vec<u8>,
 }
@@ -320,8 +320,8 @@ impl TestStore {
         self.wait(client, seq)
     }
 
-    /// What was answered, if it was.
-    pub fn said(&mut self, client: u32, seq: u64) -> Option<BatchReply> {
+    /// Takes the reply to a request, if it came.
+    pub fn take_reply(&mut self, client: u32, seq: u64) -> Option<BatchReply> {
         self.replies.remove(&(client, seq))
     }
 
@@ -343,12 +343,12 @@ impl TestStore {
 
     /// Waits for an answer that must come.
     pub fn wait(&mut self, client: u32, seq: u64) -> BatchReply {
-        if let Some(said) = self.said(client, seq) {
+        if let Some(said) = self.take_reply(client, seq) {
             return said;
         }
         for _ in 0..10_000 {
             self.release();
-            if let Some(said) = self.said(client, seq) {
+            if let Some(said) = self.take_reply(client, seq) {
                 return said;
             }
             assert!(self.host.advance_to_wake(), "request {seq} of {client} is not answered");
@@ -373,7 +373,7 @@ impl TestStore {
         self.call(Self::CLIENTS - 1, &Batch::new(0).scan(table)).ok().rows(0)
     }
 
-    /// The store is started anew on what the host has.
+    /// Starts the store anew on the files that the host has.
     pub fn start(&mut self) -> Result<(), sdk::Errno> {
         self.replies.clear();
         self.store = Store::start_with(&mut self.host, self.config)?;

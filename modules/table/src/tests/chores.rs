@@ -113,7 +113,7 @@ fn a_large_transaction_is_seen_as_a_whole_or_not_at_all() {
     world.call(1, &old.commit()).ok();
     fill(&mut world, t);
     let commit = world.send(0, &Batch::new(1).commit());
-    assert!(world.said(0, commit).is_none());
+    assert!(world.take_reply(0, commit).is_none());
     let (mut parts, mut waits) = (0, Vec::new());
     while world.host.held().is_empty() {
         let both = Batch::new(0).get(t, 0_u32.to_be_bytes()).get(t, 4999_u32.to_be_bytes());

@@ -133,7 +133,7 @@ impl Driver {
         }
         // It failed, or waits for a call that goes on with it.
         for _ in 0..1000 {
-            if let Some(said) = self.world.said(client, seq) {
+            if let Some(said) = self.world.take_reply(client, seq) {
                 assert_ne!(said.status, status::OK, "a commit that is not held: {said:?}");
                 return false;
             }
@@ -151,7 +151,7 @@ impl Driver {
     fn call(&mut self, client: u32, ask: &Batch) -> Option<BatchReply> {
         let seq = self.world.send(client, ask);
         for _ in 0..1000 {
-            if let Some(said) = self.world.said(client, seq) {
+            if let Some(said) = self.world.take_reply(client, seq) {
                 return Some(said);
             }
             if self.world.host.is_dead() {
@@ -224,7 +224,7 @@ impl Driver {
             if held || self.world.host.is_dead() {
                 self.sent.push(sent);
             } else {
-                assert_ne!(self.world.said(client, seq).unwrap().status, status::OK);
+                assert_ne!(self.world.take_reply(client, seq).unwrap().status, status::OK);
             }
         }
     }
@@ -317,7 +317,7 @@ impl Driver {
         self.world.release();
         for i in 0..self.sent.len() {
             let (client, seq) = (self.sent[i].client, self.sent[i].seq);
-            let said = self.world.said(client, seq);
+            let said = self.world.take_reply(client, seq);
             if let Some(said) = said {
                 said.ok();
                 self.sent[i].acknowledged = true;

@@ -202,10 +202,10 @@ fn requests_that_make_no_sense_are_refused_with_a_reason() {
     for cut in 0..get.bytes().len() {
         let events = EventBytes::new().request(1, 1000 + cut as u64, 0, &get.bytes()[..cut]);
         world.serve(&events);
-        world.said(1, 1000 + cut as u64).unwrap().is(status::BAD_REQUEST);
+        world.take_reply(1, 1000 + cut as u64).unwrap().is(status::BAD_REQUEST);
     }
     world.serve(&EventBytes::new().request(99, 1, 0, &get.bytes()));
-    world.said(99, 1).unwrap().is(status::BAD_REQUEST);
+    world.take_reply(99, 1).unwrap().is(status::BAD_REQUEST);
 }
 
 /// Ops that are almost right.

@@ -125,7 +125,7 @@ fn what_does_not_match_is_not_locked() {
     // One that waits looks again when it goes on.
     let wait = Batch::new(0).wait(1000).op(op::SCAN, (t, 0), flags, "", filter("", 0, &terms), 0);
     let seq = world.send(2, &wait);
-    assert!(world.said(2, seq).is_none());
+    assert!(world.take_reply(2, seq).is_none());
     world.call(1, &Batch::new(1).put(t, "a", "5").commit()).ok();
     assert_eq!(world.wait(2, seq).ok().rows(0), [("c".to_string(), "1".to_string())]);
 }
@@ -166,9 +166,9 @@ fn filters_that_are_not_as_they_must_be_are_refused() {
 fn a_filter_that_takes_little_holds_nobody_up() {
     let (mut world, t) = filled(Config { steps: 20, ..Config::default() });
     let long = world.send(1, &scan(t, 0, 0, 0, &[of_value(test::EQUAL, 0, "x")]));
-    assert!(world.said(1, long).is_none());
+    assert!(world.take_reply(1, long).is_none());
     world.call(2, &Batch::new(0).get(t, "007")).ok();
-    assert!(world.said(1, long).is_none());
+    assert!(world.take_reply(1, long).is_none());
     // It can be cancelled, and what it has read is no answer.
     world.serve(&sdk::testing::EventBytes::new().cancel(1, long));
     let said = world.wait(1, long).is(status::CANCELLED);

@@ -23,7 +23,7 @@ fn who_waits_goes_on_when_the_lock_is_free_in_the_order_of_coming() {
     let waiting: Vec<_> = (1..4)
         .map(|c| (c, world.send(c, &Batch::new(0).wait(9000).put(t, "a", format!("{c}")).commit())))
         .collect();
-    assert!(waiting.iter().all(|(c, seq)| world.said(*c, *seq).is_none()));
+    assert!(waiting.iter().all(|(c, seq)| world.take_reply(*c, *seq).is_none()));
     world.call(0, &Batch::new(1).commit()).ok();
     for (client, seq) in waiting {
         world.wait(client, seq).ok();
@@ -43,7 +43,7 @@ fn nobody_gets_a_lock_before_those_who_wait_for_it() {
     // Who has it already may have it again, or more of it.
     world.call(0, &Batch::new(1).get_for(t, "a", op_flag::SHARED)).ok();
     world.call(0, &Batch::new(1).get_for(t, "a", op_flag::EXCLUSIVE)).ok();
-    assert!(world.said(2, waits).is_none());
+    assert!(world.take_reply(2, waits).is_none());
     world.call(0, &Batch::new(1).commit()).ok();
     world.wait(1, write).ok();
     assert_eq!(world.wait(2, waits).ok().value(0), Some("1".into()));
@@ -58,7 +58,7 @@ fn a_batch_goes_on_where_it_stopped_and_the_client_s_next_ones_after_it() {
     let first = world.send(1, &ask);
     let second = world.send(1, &Batch::new(2).insert(t, "g", "2").commit());
     let third = world.send(1, &Batch::new(0).get(t, "g"));
-    assert!(world.said(1, second).is_none());
+    assert!(world.take_reply(1, second).is_none());
     world.call(0, &Batch::new(1).rollback()).ok();
     assert_eq!(world.wait(1, first).ok().done, 3);
     world.wait(1, second).ok();
@@ -74,11 +74,11 @@ fn waits_end_in_time_and_the_transaction_lives_on() {
     let seq = world.send(1, &Batch::new(2).wait(50).update(t, "c", "2").update(t, "a", "2"));
     world.host.advance(49);
     world.serve(&EventBytes::new().wake());
-    assert!(world.said(1, seq).is_none());
+    assert!(world.take_reply(1, seq).is_none());
     assert!(world.host.wake_at_ms().is_some());
     world.host.advance(1);
     world.serve(&EventBytes::new().wake());
-    let said = world.said(1, seq).unwrap().is(status::TIMEOUT);
+    let said = world.take_reply(1, seq).unwrap().is(status::TIMEOUT);
     assert_eq!((said.done, said.flags), (1, 0));
     world.call(1, &Batch::new(2).commit()).ok();
     assert_eq!(world.all(t)[1].1, "2");
@@ -86,7 +86,7 @@ fn waits_end_in_time_and_the_transaction_lives_on() {
     world.call(1, &Batch::new(0).put(t, "a", "").commit()).is(status::TIMEOUT);
     let no_wait = Batch::new(0).wait(9000).op(op::PUT, (t, 0), op_flag::NO_WAIT, "a", "", 0);
     let seq = world.send(1, &no_wait.commit());
-    world.said(1, seq).unwrap().is(status::TIMEOUT);
+    world.take_reply(1, seq).unwrap().is(status::TIMEOUT);
     // All or nothing: the transaction is gone.
     let ask = Batch::begin(3).flags(batch_flag::ALL_OR_NOTHING).put(t, "z", "").put(t, "a", "");
     let said = world.call(1, &ask).is(status::TIMEOUT);
@@ -101,10 +101,10 @@ fn a_cancelled_wait_ends_at_once() {
     let first = world.send(1, &Batch::begin(2).wait(9000).put(t, "e", "").update(t, "a", "2"));
     let second = world.send(1, &Batch::new(2).wait(9000).update(t, "a", "2"));
     world.serve(&EventBytes::new().cancel(1, second));
-    assert!(world.said(1, second).is_none());
+    assert!(world.take_reply(1, second).is_none());
     world.serve(&EventBytes::new().cancel(1, first));
-    assert_eq!(world.said(1, first).unwrap().is(status::CANCELLED).done, 1);
-    world.said(1, second).unwrap().is(status::CANCELLED);
+    assert_eq!(world.take_reply(1, first).unwrap().is(status::CANCELLED).done, 1);
+    world.take_reply(1, second).unwrap().is(status::CANCELLED);
     world.call(1, &Batch::new(2).commit()).ok();
     world.serve(&EventBytes::new().cancel(1, first).cancel(77, 1));
 }
@@ -118,12 +118,12 @@ fn a_deadlock_is_seen_at_once_and_its_last_one_is_rolled_back() {
     let first = world.send(0, &Batch::new(1).wait(9000).update(t, "b", "2"));
     let second = world.send(1, &Batch::new(1).wait(9000).update(t, "c", "2"));
     let seq = world.send(2, &Batch::new(1).wait(9000).update(t, "a", "2"));
-    let said = world.said(2, seq).unwrap().is(status::DEADLOCK);
+    let said = world.take_reply(2, seq).unwrap().is(status::DEADLOCK);
     assert_eq!(said.flags, reply_flag::ENDED);
-    world.said(1, second).unwrap().ok();
-    assert!(world.said(0, first).is_none());
+    world.take_reply(1, second).unwrap().ok();
+    assert!(world.take_reply(0, first).is_none());
     world.call(1, &Batch::new(1).commit()).ok();
-    world.said(0, first).unwrap().ok();
+    world.take_reply(0, first).unwrap().ok();
     world.call(0, &Batch::new(1).commit()).ok();
     let rows = world.all(t);
     assert_eq!([&rows[0].1, &rows[1].1, &rows[2].1], ["1", "2", "2"]);
@@ -144,7 +144,7 @@ fn a_client_that_goes_gives_all_back() {
     let behind = world.send(2, &Batch::begin(3).wait(9000).update(t, "a", "3"));
     let other = world.send(3, &Batch::begin(4).wait(9000).update(t, "b", "4"));
     world.serve(&EventBytes::new().closed(1));
-    assert!(world.said(1, waits).is_none());
+    assert!(world.take_reply(1, waits).is_none());
     world.wait(3, other).ok();
     world.serve(&EventBytes::new().closed(0).opened(0, [9; 16]));
     world.wait(2, behind).ok();
@@ -171,7 +171,7 @@ fn scans_lock_what_they_read_pass_over_it_or_wait() {
     world.call(2, &Batch::new(0).update(t, "d", "5").commit()).ok();
     world.call(1, &scan(op_flag::NO_WAIT, 0)).is(status::TIMEOUT);
     let seq = world.send(1, &scan(0, 0).get(t, "a"));
-    assert!(world.said(1, seq).is_none());
+    assert!(world.take_reply(1, seq).is_none());
     world.call(0, &Batch::new(1).delete(t, "b").insert(t, "bb", "1").commit()).ok();
     let said = world.wait(1, seq).ok();
     assert_eq!(keys(said.rows(0)), "abbcd");
@@ -208,7 +208,7 @@ fn long_scans_get_on_however_much_comes() {
     }
     let scan = world.send(1, &Batch::new(0).scan(t));
     let mut calls = 0;
-    while world.said(1, scan).is_none() {
+    while world.take_reply(1, scan).is_none() {
         let events = (0..20).fold(EventBytes::new(), |events, i| {
             events.request(2, 1000 + calls * 20 + i, 0, &Batch::new(0).get(t, [0; 4]).bytes())
         });

@@ -87,7 +87,7 @@ fn replayed_replies_wait_until_what_they_say_is_durable() {
     world.host.kill();
     world.start().unwrap();
     world.send_as(1, seq, guest_abi::module_call::event_flag::AGAIN, &ask);
-    assert!(world.said(1, seq).is_none() && world.host.held().len() == 1);
+    assert!(world.take_reply(1, seq).is_none() && world.host.held().len() == 1);
     world.wait(1, seq).ok();
 }
 

@@ -97,7 +97,7 @@ fn a_hundred_thousand_savepoints_that_move_stay_within_their_steps() {
     world.serve(&sdk::testing::EventBytes::new().wake());
     // The first one is looked for among all: that is more than a call may do.
     let seq = world.send(0, &(1..=100).fold(Batch::new(1), |ask, i| ask.save(i)));
-    assert!(world.said(0, seq).is_none());
+    assert!(world.take_reply(0, seq).is_none());
     world.wait(0, seq).ok();
 }
 
@@ -141,7 +141,7 @@ fn sync_waits_for_what_was_relaxed() {
         }
         // From another client: it is held like a commit.
         let seq = world.send(1, &sync);
-        assert!(world.said(1, seq).is_none() && world.host.held().len() == 1);
+        assert!(world.take_reply(1, seq).is_none() && world.host.held().len() == 1);
         world.wait(1, seq).ok();
         world.crash();
         assert_eq!(world.all(t).len(), 5, "seed {seed}");

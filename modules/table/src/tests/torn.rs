@@ -205,7 +205,7 @@ fn what_is_read_after_a_start_is_durable() {
         world.host.kill();
         world.start().unwrap();
         let seq = world.send(1, &Batch::new(0).scan(t));
-        assert_eq!(world.said(1, seq).unwrap().ok().rows(0).len(), 2);
+        assert_eq!(world.take_reply(1, seq).unwrap().ok().rows(0).len(), 2);
         // A power cut now, with something behind it that says what was durable when it was written.
         world.send(2, &Batch::new(0).put(t, "c", "3").commit());
         world.crash();
