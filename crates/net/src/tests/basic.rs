@@ -168,7 +168,7 @@ fn each_transmit_queue_keeps_to_one_receive_queue() {
             let of = |len: &&usize| (100 + from..110 + from).contains(*len);
             assert!(lens.iter().filter(of).is_sorted());
         }
-        lens.sort();
+        lens.sort_unstable();
         lens
     };
     let expect = |queues: [usize; 2]| -> Vec<usize> {

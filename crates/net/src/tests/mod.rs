@@ -14,5 +14,6 @@ mod device;
 mod dirty;
 mod forward_cache;
 mod offloads;
+mod payload;
 mod pieces;
 mod uplink;
