@@ -95,7 +95,7 @@ fn over_time(out: &mut String, report: &Report, top: f64) {
     let most = changing.iter().flat_map(|r| r.active.iter().map(|(_, n)| *n)).max().unwrap_or(1);
     let x = |ms: f64| LEFT + ms / end_ms * (WIDTH - LEFT - 150.0);
     let y = |n: usize| top + TIME_HEIGHT - n as f64 / most as f64 * (TIME_HEIGHT - 10.0);
-    let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" class=\"t\">active sidecores</text>", top);
+    let _ = writeln!(out, "<text x=\"12\" y=\"{top:.1}\" class=\"t\">active sidecores</text>");
     for n in [0, most] {
         let _ = writeln!(
             out,

@@ -96,7 +96,7 @@ mod tests {
                 busy += weight;
             }
         }
-        let share = busy as f64 / rounds as f64 * 32.0;
+        let share = busy as f64 / f64::from(rounds) * 32.0;
         assert!((0.8..1.2).contains(&share), "{share}");
     }
 

@@ -117,7 +117,7 @@ impl Poller {
         // SAFETY: the descriptor is open for the length of this call: the caller or its worker
         // owns it.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        let data = epoll::EventData::new_u64(u64::from(id) << 32 | fd as u32 as u64);
+        let data = epoll::EventData::new_u64(u64::from(id) << 32 | u64::from(fd as u32));
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         match epoll::add(&self.0, borrowed, data, flags) {
             Err(rustix::io::Errno::EXIST) => Ok(epoll::modify(&self.0, borrowed, data, flags)?),

@@ -1,5 +1,8 @@
 //! The header for C and this file say the same: a C program prints what the compiler made of it.
 
+// Constants of all integer types become u64 in one macro.
+#![allow(clippy::cast_lossless)]
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};

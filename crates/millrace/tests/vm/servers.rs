@@ -108,7 +108,7 @@ fn lighttpds_parts_go_together() {
     println!("one client:\n{}", world.reasons());
     assert!(world.moved() >= 0.8 * 2.0 * large && world.moved() <= 2.0 * large);
     // Most parts did not cost a pipe.
-    assert!(world.complete() <= 2.0 * large / (1 << 20) as f64);
+    assert!(world.complete() <= 2.0 * large / f64::from(1 << 20));
 
     let all = [&SMALL[..], &LARGE].concat();
     with_a_lazy_client(&world, || clients(&world, 8, 2, &all));

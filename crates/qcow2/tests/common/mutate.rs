@@ -141,7 +141,7 @@ fn one(bytes: &mut Bytes, tables: &Tables, random: &mut Seeded) -> String {
     // Most tables are used at their begin.
     let len = if random.below(2) == 0 { len.min(256) } else { len };
     let unit = if name == "header" { 4 } else { 8 };
-    let place = begin + random.below((len / unit) as u32) as u64 * unit;
+    let place = begin + u64::from(random.below((len / unit) as u32)) * unit;
     let old = get_u64(bytes, place);
     let new = value(bytes, tables, old, random);
     match unit {
