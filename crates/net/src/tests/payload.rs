@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::lab::{Lab, MODERN, Spec, mac};
 use crate::features as f;
-use crate::header::Vnet;
-use crate::offload::tests::{make_partial, super_packet, verify};
+use crate::testing::{Lab, MODERN, Spec, mac};
+use frame::Vnet;
+use frame::testing::{make_partial, super_packet, verify};
 
 /// Rounds that are played at least, and at most while the other thread has not run yet.
 const ROUNDS: std::ops::Range<usize> = 1_000..20_000_000;
