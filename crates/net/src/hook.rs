@@ -78,6 +78,8 @@ pub enum Polled<'a> {
 }
 
 /// What stands between a port's guest and the switch; see the file's text.
+// `from_guest` is a direction here, not a conversion.
+#[allow(clippy::wrong_self_convention)]
 pub trait PortHook: Any + Send {
     /// A frame that the guest sends, after its source was checked: `head` may be changed in place. An
     /// answer to the guest is written to `reply`.

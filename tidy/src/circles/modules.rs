@@ -133,7 +133,7 @@ mod tests {
         ]);
         let modules = Modules::read(&facts, "x/src/lib.rs");
         let mut files: Vec<_> = modules.all.iter().map(|m| m.file).collect();
-        files.sort();
+        files.sort_unstable();
         files.dedup();
         assert_eq!(files.len(), 7);
         assert!(!files.contains(&"x/src/unused.rs"));
