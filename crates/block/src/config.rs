@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::stage::BlockStage;
 use sidecore::VmId;
-use stage::BlockStage;
 
 use crate::check_progress::CheckProgress;
 use crate::error::BlockError;

@@ -11,10 +11,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::stage::Direction;
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
 use queue::{ChainBuf, Seg, Vring};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use stage::Direction;
 
 use crate::cost;
 use crate::dropper;

@@ -149,6 +149,7 @@ mod registered_memory;
 mod request;
 mod resident;
 mod slab;
+pub mod stage;
 
 pub use backend::{Backend, Demands, ImageState};
 pub use check_progress::CheckProgress;

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::stage::{BlockStage, Direction, Verdict};
 use sidecore::VmId;
-use stage::{BlockStage, Direction, Verdict};
 
 use crate::backend::Demands;
 use crate::config::OnError;

@@ -8,11 +8,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 
+use crate::stage::BlockStage;
 use base::io::Disk;
 use queue::testing::{ModelDriver, ModelOptions};
 use queue::{Layout, Vring};
 use sidecore::{Ledger, VmId, Worker};
-use stage::BlockStage;
 
 use crate::backend::{Backend, Demands};
 use crate::config::OnError;

@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::stage::{BlockStage, Direction, Verdict};
 use queue::Layout;
 use rustix::fs::OFlags;
-use stage::{BlockStage, Direction, Verdict};
 use vhost_user::Device;
 
 use super::port::{Guest, cores, port};

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 
+use crate::stage::{BlockStage, Direction, Verdict};
 use base::clock::MonotonicClock;
 use queue::Layout;
-use stage::{BlockStage, Direction, Verdict};
 use vhost_user::Device;
 
 use super::port::{Guest, Held, cores, port};

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::stage::{BlockStage, Direction, Verdict};
 use base::random::Seeded;
 use queue::inflight::InflightRegion;
 use queue::testing::{ModelDriver, ModelOptions};
 use queue::vring::VringParts;
 use queue::{Queue, RingSetup, Vring};
 use sidecore::{Arm, Ledger, Worker};
-use stage::{BlockStage, Direction, Verdict};
 
 use crate::backend::Demands;
 use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, POLL_BUDGET_BYTES};
