@@ -18,7 +18,7 @@ DENY_VERSION = 0.20.2
 
 SIM = consolidate scale shares nodes sleep
 
-.PHONY: help prepare modules mariadb-plugin mariadb-suites build test lint tidy unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz fuzz-short clean
+.PHONY: help prepare modules mariadb-plugin mariadb-suites build test lint tidy reference unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz fuzz-short clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -132,6 +132,10 @@ lint: prepare
 ## make tidy              report of the tree's rules: circles of imports, lengths, comments, links (a test of make test)
 tidy: prepare
 	$(CARGO) run --quiet --locked -p millrace-tidy
+
+## make reference         docs/reference: pages of settings, metrics and errors, made from the code (a test finds old ones)
+reference: prepare
+	$(CARGO) run --quiet --locked -p millrace-tidy -- reference
 
 ## make unit              only the tests without VMs
 unit: prepare

@@ -14,6 +14,22 @@ pub enum TidyError {
         /// Cause.
         error: io::Error,
     },
+    /// A generated page cannot be written.
+    #[error("cannot write {}: {error}", path.display())]
+    Write {
+        /// Page.
+        path: PathBuf,
+        /// Cause.
+        error: io::Error,
+    },
+    /// A reference page cannot be made of a source.
+    #[error("reference: {path}: {text}")]
+    Reference {
+        /// Source.
+        path: String,
+        /// Reason.
+        text: String,
+    },
     /// `tidy.toml` is wrong.
     #[error("tidy.toml: {0}")]
     Config(#[from] toml::de::Error),

@@ -35,6 +35,7 @@ pub mod error;
 pub mod facts;
 pub mod finding;
 pub mod packages;
+pub mod reference;
 pub mod report;
 pub mod rules;
 pub mod syntax;
