@@ -9,6 +9,8 @@ use thiserror::Error;
 
 /// Failed step of replacing a file. The file is the old one, or, where only flushing its folder
 /// failed, the new one, which is perhaps not durable.
+///
+/// Remedy: mend what the cause says: space, or permissions of the folder.
 #[derive(Debug, Error)]
 #[error("{what}: {source}")]
 pub struct ReplaceError {

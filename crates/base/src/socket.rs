@@ -24,18 +24,29 @@ const MAX_PATH_LEN_BYTES: usize = 107;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another kind of file is left alone.
+    ///
+    /// Remedy: move the file away, or name another path.
     #[error("there is a file that is not a socket")]
     NotASocket,
     /// Another process takes connections there.
+    ///
+    /// Remedy: end the other process (`ss -xlp` names it), or name another path.
     #[error("somebody listens there")]
     InUse,
     /// The owner of the folder has put another file there.
+    ///
+    /// Remedy: give the folder to root or to the daemon's user, with no other user who may write in
+    /// it.
     #[error("somebody else put another file in its place")]
     Swapped,
     /// A path of a socket has 107 bytes at most: `sockaddr_un`.
+    ///
+    /// Remedy: shorten the path: a shorter `run_dir`, VM's or port's name.
     #[error("the path has {0} bytes; 107 at most")]
     LongPath(usize),
     /// The operating system refused a step.
+    ///
+    /// Remedy: mend what the cause says: permissions of the folder, space, or limits of open files.
     #[error("{what}: {source}")]
     Io {
         /// The step.

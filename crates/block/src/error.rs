@@ -11,6 +11,8 @@ use crate::lock_holders;
 #[derive(Debug, Error)]
 pub enum BlockError {
     /// A value of the config is outside its limits.
+    ///
+    /// Remedy: write a value within the rule that the text names.
     #[error("disk port {port}: {what} is {value}; it must be {rule}")]
     Config {
         /// The port's name.
@@ -23,6 +25,9 @@ pub enum BlockError {
         rule: String,
     },
     /// The operating system refused something about a file.
+    ///
+    /// Remedy: mend what the cause says: the path, permissions of the daemon's user, or the
+    /// storage.
     #[error("{what} {}: {source}", path.display())]
     File {
         /// The attempt that failed.
@@ -33,6 +38,8 @@ pub enum BlockError {
         source: io::Error,
     },
     /// Neither a regular file nor a block device.
+    ///
+    /// Remedy: name a regular file or a block device in `path`.
     #[error("{} is a {found}; a disk image must be a regular file or a block device", path.display())]
     NotAFile {
         /// The file.
@@ -41,6 +48,9 @@ pub enum BlockError {
         found: &'static str,
     },
     /// The image is in use by another process.
+    ///
+    /// Remedy: end the process that the text names, or give this port `read_only = true` where both
+    /// only read. Two writers destroy an image.
     #[error("{} is in use: {obstacle}{holders}", path.display())]
     Locked {
         /// The image.
@@ -51,12 +61,17 @@ pub enum BlockError {
         holders: String,
     },
     /// A disk without a sector.
+    ///
+    /// Remedy: make the file as large as the disk is to be: `truncate -s 10G FILE`.
     #[error("{} is empty; a disk has at least one sector of 512 bytes (truncate -s SIZE)", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
     /// Direct I/O needs larger blocks than the disk has.
+    ///
+    /// Remedy: for a new disk set `block_size` to what the text names, or "auto"; for one that a
+    /// guest was installed on set `direct = false`.
     #[error(
         "{}: direct I/O works in units of {align} bytes there, but the disk's block size is \
          {block_size}: set block_size = {align} or \"auto\" for a disk that no guest has been installed on \
@@ -72,6 +87,9 @@ pub enum BlockError {
         block_size: u32,
     },
     /// The guest's partition table was made for other blocks.
+    ///
+    /// Remedy: set `block_size` to what the partition table has; with `direct = false` if the
+    /// storage refuses that.
     #[error(
         "{}: its partition table is one of blocks of {table} bytes, and block_size \"auto\" gives {block_size} \
          here: set block_size = {table}, with direct = false if the storage refuses that",
@@ -86,6 +104,9 @@ pub enum BlockError {
         block_size: u32,
     },
     /// A qcow2 image is refused.
+    ///
+    /// Remedy: do as the reason says; its text is one of qcow2's below. `qemu-img info` and
+    /// `qemu-img check` show more.
     #[error("qcow2 image {}: {reason}", path.display())]
     Image {
         /// The image.
@@ -94,6 +115,9 @@ pub enum BlockError {
         reason: String,
     },
     /// A memory file, an io_uring, an event or a thread could not be made.
+    ///
+    /// Remedy: raise the limit that the cause names: memory, open files (LimitNOFILE=), threads
+    /// (TasksMax=).
     #[error("disk back end: {what}: {source}")]
     Resource {
         /// The attempt that failed.
@@ -102,6 +126,9 @@ pub enum BlockError {
         source: io::Error,
     },
     /// A flush failed earlier: no later flush finds the writes that it lost.
+    ///
+    /// Remedy: mend the storage, stop the VM, check its file systems, then `millrace detach` and
+    /// `millrace attach` or `millrace start` the port.
     #[error(
         "disk port {port}: a flush failed before ({source}), and what was written may be lost; flushes \
          fail until the port is detached and attached again"
@@ -113,6 +140,8 @@ pub enum BlockError {
         source: io::Error,
     },
     /// The new size is not possible.
+    ///
+    /// Remedy: do as the reason says; the size of a raw disk is that of its file.
     #[error("cannot resize to {len_bytes} bytes: {reason}")]
     Resize {
         /// The size asked for.
@@ -121,6 +150,9 @@ pub enum BlockError {
         reason: String,
     },
     /// The disk has its new size, but its guest could not be told.
+    ///
+    /// Remedy: let the VM monitor read the size again as the text says, repeat `millrace resize`,
+    /// or restart the VM.
     #[error(
         "disk {port} has {len_bytes} bytes now, but its guest was not told: {source}; the guest sees the size \
          once its VMM reads it again (Firecracker: PATCH /drives/ID), has connected again or was restarted, and \

@@ -90,6 +90,8 @@ impl RegisteredBuffers {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistrationError {
     /// More than the administrator allows.
+    ///
+    /// Remedy: raise `registered_memory` to what the VM has, or take it out.
     #[error(
         "the guest has {mib} MiB of memory and `registered_memory` allows {max_mib} MiB: nothing is \
          registered, the disk works without"
@@ -101,6 +103,9 @@ pub(crate) enum RegistrationError {
         max_mib: u64,
     },
     /// The kernel refuses.
+    ///
+    /// Remedy: give the service CAP_IPC_LOCK or a larger LimitMEMLOCK=, or take `registered_memory`
+    /// out.
     #[error(
         "cannot register {mib} MiB of guest memory in {regions} regions ({source}): the disk works \
          without. Without CAP_IPC_LOCK all that the daemon's user registers, once for each queue, \

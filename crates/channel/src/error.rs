@@ -10,6 +10,8 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// The operating system refused something.
+    ///
+    /// Remedy: mend what the cause says: memory, or limits of open files.
     #[error("channels: {what}: {source}")]
     Io {
         /// Action that failed.
@@ -18,6 +20,8 @@ pub enum ChannelError {
         source: io::Error,
     },
     /// A setting makes no sense.
+    ///
+    /// Remedy: write a value within the rule that the text names.
     #[error("channels: {what} is {value}; {rule}")]
     BadConfig {
         /// Name of the setting.
@@ -28,6 +32,9 @@ pub enum ChannelError {
         rule: String,
     },
     /// A setting of a member makes no sense.
+    ///
+    /// Remedy: write a value within the rule that the text names, in the VM's `[vm.channel]` or
+    /// QEMU's command line.
     #[error("channels of VM {vm}: {what} is {value}; {rule}")]
     BadMember {
         /// Name of the VM.
@@ -40,6 +47,9 @@ pub enum ChannelError {
         rule: String,
     },
     /// The memory file of a member cannot be used.
+    ///
+    /// Remedy: give QEMU memory that is shared and sealed (`memory-backend-memfd,share=on`):
+    /// docs/operate/channels.md. `allow_unsealed = true` takes a file, if its owner is trusted.
     #[error("channels of VM {vm}: {what}: {source}")]
     Memory {
         /// Name of the VM.
@@ -50,6 +60,8 @@ pub enum ChannelError {
         source: io::Error,
     },
     /// The VM has joined already.
+    ///
+    /// Remedy: none is needed; to join anew `millrace channel leave VM` first.
     #[error("channels of VM {vm}: it is a member already, of trust domain {domain}")]
     AlreadyMember {
         /// Name of the VM.
@@ -58,6 +70,8 @@ pub enum ChannelError {
         domain: String,
     },
     /// The VM has not joined, or has left.
+    ///
+    /// Remedy: `millrace channel join VM`; `millrace channel ls` says why it is out.
     #[error("channels of VM {vm}: it is no member")]
     NotMember {
         /// Name of the VM.
@@ -65,6 +79,9 @@ pub enum ChannelError {
     },
     /// The domain has as many members as it may have, with those that are gone and whose memory is
     /// still plugged somewhere.
+    ///
+    /// Remedy: take VMs out of the domain, or wait until the memory of those that are gone is given
+    /// back (`millrace channel ls`).
     #[error("channels of VM {vm}: trust domain {domain} has {limit} members already, the most")]
     Full {
         /// Name of the VM.
@@ -75,6 +92,8 @@ pub enum ChannelError {
         limit: usize,
     },
     /// The VM's monitor failed or refused.
+    ///
+    /// Remedy: do as the cause says; it is tried again.
     #[error("channels of VM {vm}: {source}")]
     Plug {
         /// Name of the VM.
@@ -84,6 +103,9 @@ pub enum ChannelError {
     },
     /// A member did not give back its peers' memory in time, or its peers did not give back its
     /// own.
+    ///
+    /// Remedy: wait and ask again: the VM goes on leaving. End the programs of the members that the
+    /// text names, or raise `drain_timeout_ms`.
     #[error("channels of VM {vm}: leaving took more than {timeout_ms} ms: {holders}")]
     DrainTimeout {
         /// Name of the VM.
@@ -94,6 +116,9 @@ pub enum ChannelError {
         holders: String,
     },
     /// A member did not say that it keeps flows off the channel.
+    ///
+    /// Remedy: look at the VM: its guest is overloaded or stopped. Load its kernel modules anew if
+    /// it goes on.
     #[error("channels of VM {vm}: it did not answer to exclude {seq} within {timeout_ms} ms")]
     ExcludeTimeout {
         /// Name of the VM.
@@ -104,6 +129,8 @@ pub enum ChannelError {
         timeout_ms: u64,
     },
     /// The member's half of its mailbox is nonsense.
+    ///
+    /// Remedy: restart the VM, or load the kernel modules of its guest anew.
     #[error("channels of VM {vm}: it is broken: {why}")]
     Broken {
         /// Name of the VM.
@@ -112,15 +139,21 @@ pub enum ChannelError {
         why: String,
     },
     /// The VM ended meanwhile.
+    ///
+    /// Remedy: none is needed.
     #[error("channels of VM {vm}: the VM is gone")]
     Gone {
         /// Name of the VM.
         vm: String,
     },
     /// The registry of memberships failed.
+    ///
+    /// Remedy: see `RegistryError`.
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// The channels were stopped.
+    ///
+    /// Remedy: none is needed: the daemon ends.
     #[error("channels: stopped")]
     Stopped,
 }
@@ -136,6 +169,9 @@ impl ChannelError {
 #[derive(Debug, Error)]
 pub enum QmpError {
     /// The monitor cannot be connected to.
+    ///
+    /// Remedy: start QEMU with `-qmp unix:PATH,server=on,wait=off`, with the path of `qmp`, which
+    /// the daemon's user may open.
     #[error("monitor {path}: {what}: {source}", path = path.display())]
     Connect {
         /// Path of the socket.
@@ -146,6 +182,8 @@ pub enum QmpError {
         source: io::Error,
     },
     /// The socket failed.
+    ///
+    /// Remedy: restart the VM if it does not go on by itself.
     #[error("monitor: {command}: {source}")]
     Io {
         /// Command, or what else was under way.
@@ -154,6 +192,8 @@ pub enum QmpError {
         source: io::Error,
     },
     /// QEMU closed the monitor: it has ended.
+    ///
+    /// Remedy: none is needed: QEMU has ended.
     #[error("monitor: closed by QEMU during {command}")]
     Closed {
         /// Command, or what else was under way.
@@ -161,6 +201,9 @@ pub enum QmpError {
     },
     /// No answer in time. When not even the greeting comes, somebody else may be connected: a
     /// monitor's socket serves one at a time.
+    ///
+    /// Remedy: give Millrace a monitor of its own: no other program may be connected to `qmp`. Else
+    /// QEMU is overloaded or stopped.
     #[error("monitor: {command}: no answer within {timeout_ms} ms")]
     Timeout {
         /// Command.
@@ -169,6 +212,8 @@ pub enum QmpError {
         timeout_ms: u64,
     },
     /// QEMU refused a command.
+    ///
+    /// Remedy: do as QEMU's text says: mostly there are too few root ports, or no shared memory.
     #[error("monitor: {command}: {class}: {text}")]
     Refused {
         /// Command.
@@ -179,6 +224,8 @@ pub enum QmpError {
         text: String,
     },
     /// A line that is too long or not of the protocol.
+    ///
+    /// Remedy: check that `qmp` is the socket of a QMP monitor, not of a human one.
     #[error("monitor: {command}: {why}")]
     BadLine {
         /// Command, or what else was under way.
@@ -187,6 +234,8 @@ pub enum QmpError {
         why: String,
     },
     /// The member's worker was stopped.
+    ///
+    /// Remedy: none is needed: the VM leaves, or the daemon ends.
     #[error("monitor: stopped during {command}")]
     Stopped {
         /// Command, or what else was under way.
@@ -206,9 +255,14 @@ impl QmpError {
 #[derive(Debug, Error)]
 pub enum PlugError {
     /// The monitor failed or refused.
+    ///
+    /// Remedy: see `QmpError`.
     #[error(transparent)]
     Qmp(#[from] QmpError),
     /// No root port is free.
+    ///
+    /// Remedy: start QEMU with more `pcie-root-port` devices whose ids begin with `root_ports`:
+    /// one, and one for each peer.
     #[error("none of {count} root ports whose id begins with {prefix:?} is free")]
     NoPort {
         /// Prefix of the root ports' ids.
@@ -217,6 +271,8 @@ pub enum PlugError {
         count: usize,
     },
     /// Devices that an earlier daemon plugged could not be unplugged.
+    ///
+    /// Remedy: unplug them by hand (`device_del` in a monitor of QEMU), or restart the VM.
     #[error("devices of an earlier daemon are not unplugged after {timeout_ms} ms: {devices}")]
     Leftover {
         /// Ids of the devices.

@@ -12,15 +12,23 @@ use crate::config::Problems;
 #[derive(Debug, Error)]
 pub enum ControlError {
     /// The config is wrong.
+    ///
+    /// Remedy: mend each setting as its line says; `millrace check` shows all.
     #[error(transparent)]
     Config(#[from] Problems),
     /// A daemon already serves the control socket.
+    ///
+    /// Remedy: stop that daemon, or set another `control_socket` and `run_dir`.
     #[error("another daemon answers on {0}: stop it, or set another path in [daemon]")]
     AlreadyRunning(PathBuf),
     /// Something else is where a socket should be.
+    ///
+    /// Remedy: move the file away, or set another path in `[daemon]`.
     #[error("{0} is there and is no socket: move it away, or set another path in [daemon]")]
     NotASocket(PathBuf),
     /// The control socket cannot be made.
+    ///
+    /// Remedy: do as the cause says; see `SocketError` of base.
     #[error("the control socket {path}: {source}")]
     Socket {
         /// Where.
@@ -29,9 +37,13 @@ pub enum ControlError {
         source: SocketError,
     },
     /// There is no such group.
+    ///
+    /// Remedy: make the group (`packaging/millrace.sysusers`), or name another in `read_group`.
     #[error("daemon.read_group: {0:?} is neither a group of /etc/group nor a number")]
     NoGroup(String),
     /// The operating system refused.
+    ///
+    /// Remedy: mend what the cause says: permissions of the folder, or space.
     #[error("{what} {path}: {source}")]
     Io {
         /// What was tried.
@@ -42,6 +54,8 @@ pub enum ControlError {
         source: io::Error,
     },
     /// Nobody answers on the control socket.
+    ///
+    /// Remedy: start the daemon (`systemctl start millrace`), or name its socket with `--socket`.
     #[error("no daemon answers on {path}: {source}")]
     Unreachable {
         /// The socket.
@@ -50,6 +64,8 @@ pub enum ControlError {
         source: io::Error,
     },
     /// This user may not open the control socket.
+    ///
+    /// Remedy: run the command as root, or take `daemon.read_socket` for listings.
     #[error(
         "this user may not open {path}: {source}; run the command as root, with sudo for example. \
          Listings are also had from daemon.read_socket, where the config has one"
@@ -61,9 +77,13 @@ pub enum ControlError {
         source: io::Error,
     },
     /// What is to be sent cannot be read.
+    ///
+    /// Remedy: check the file or the pipe that is to be sent.
     #[error("reading what is to be sent: {0}")]
     Input(io::Error),
     /// The answer is no HTTP, is cut short, or is over the limit.
+    ///
+    /// Remedy: check that the socket is Millrace's, and that command and daemon are of one version.
     #[error("the daemon's answer on {path} makes no sense: {what}")]
     BadAnswer {
         /// The socket.
@@ -72,6 +92,9 @@ pub enum ControlError {
         what: String,
     },
     /// A list of what was changed at run time cannot be read.
+    ///
+    /// Remedy: make the changes again that the text says are lost: ports by `millrace attach`,
+    /// shares by `millrace vm set`.
     #[error("{path}: {what}: {lost} are lost")]
     BadList {
         /// What it held.

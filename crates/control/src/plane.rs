@@ -109,6 +109,8 @@ pub trait Plane: Send + Sync + 'static {
 #[derive(Debug, Error)]
 pub enum PlaneError {
     /// There is no such VM or port.
+    ///
+    /// Remedy: check the name: `millrace ports` lists VMs and ports.
     #[error("there is no {what} {name}")]
     NotFound {
         /// `VM`, `port`, `disk` or `net`.
@@ -117,12 +119,18 @@ pub enum PlaneError {
         name: String,
     },
     /// The port cannot be attached as described.
+    ///
+    /// Remedy: see `AttachError`.
     #[error(transparent)]
     Attach(#[from] AttachError),
     /// Settings of a VM are wrong.
+    ///
+    /// Remedy: mend each setting as its line says.
     #[error(transparent)]
     Settings(#[from] Problems),
     /// A value of the request is wrong.
+    ///
+    /// Remedy: write a value within the limit that the text names.
     #[error("{field}: {what}")]
     Invalid {
         /// Which.
@@ -133,13 +141,20 @@ pub enum PlaneError {
         limit: Option<String>,
     },
     /// The request does not go with the daemon's state.
+    ///
+    /// Remedy: do as the text says; `millrace ports` and `millrace status` show the state that it
+    /// contradicts.
     #[error("{0}")]
     Conflict(String),
     /// The request is good, but the engine or the operating system cannot do it: no such file, a
     /// lock on the image, a socket in use.
+    ///
+    /// Remedy: do as the text says; it is one of the errors of the port's kind on this page.
     #[error("{0}")]
     Refused(String),
     /// Something of the daemon is gone.
+    ///
+    /// Remedy: look into the log for a panic, restart the daemon, and report it.
     #[error("{0}")]
     Failed(String),
 }

@@ -72,6 +72,9 @@ pub trait FlowWatch: Send + Sync {
 }
 
 /// Why a connection cannot be taken over.
+///
+/// Remedy: none is needed: the guest sends these bytes itself. Counters by reason:
+/// docs/operate/pipes.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FlowError {
     /// Not seen from its beginning on this port.
@@ -87,6 +90,9 @@ pub enum FlowError {
     #[error("the guest goes on sending")]
     Changed,
     /// Bytes of a twin are lost: the connection is reset.
+    ///
+    /// Remedy: none: the program sees a reset connection, and has to connect again. Report it if it
+    /// repeats.
     #[error("bytes that were sent for the guest are lost")]
     Broken,
     /// The port has no pipes, or has gone.

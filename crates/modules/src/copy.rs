@@ -50,6 +50,8 @@ use crate::limits::{HELD_BYTES, HOLD_LEASE};
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The files cannot be read or written.
+    ///
+    /// Remedy: mend what the cause says: space, or permissions of the VM's folder.
     #[error("{what}: {source}")]
     Files {
         /// Action that failed.
@@ -58,12 +60,19 @@ pub enum CopyError {
         source: io::Error,
     },
     /// The stream cannot be read.
+    ///
+    /// Remedy: check the file or the pipe that the copy comes from.
     #[error("reading the copy: {0}")]
     Read(io::Error),
     /// The stream cannot be written.
+    ///
+    /// Remedy: check space and permissions where the copy goes to.
     #[error("writing the copy: {0}")]
     Write(io::Error),
     /// The stream is not a copy, or not a whole one.
+    ///
+    /// Remedy: take another copy: this one is cut short or was changed. `millrace module verify
+    /// FILE` checks one.
     #[error("this is no whole copy of a module: at byte {at}: {what}")]
     Damaged {
         /// Byte of the stream.
@@ -72,12 +81,19 @@ pub enum CopyError {
         what: String,
     },
     /// The stream says itself that the copy failed.
+    ///
+    /// Remedy: look at the text of the `millrace module backup` that made it, and take another
+    /// copy.
     #[error("the copy failed when it was taken: {0}")]
     Failed(String),
     /// The module's process does not let itself be copied.
+    ///
+    /// Remedy: do as the text says; `millrace module ls` shows the module's state.
     #[error("{0}")]
     Module(String),
     /// The files are written faster than they are copied.
+    ///
+    /// Remedy: write the copy to a faster place, or when the module has less to do.
     #[error(
         "{left_bytes} bytes were written while the last ones were copied, and files are held still for {limit_bytes} \
          at most: copy to a faster place"
@@ -89,6 +105,9 @@ pub enum CopyError {
         limit_bytes: u64,
     },
     /// The copy is another module's, or does not fit.
+    ///
+    /// Remedy: take a copy of this module, made by the same or an earlier version; `millrace module
+    /// verify FILE` names its module.
     #[error("{0}")]
     Unfit(String),
 }

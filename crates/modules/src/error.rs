@@ -7,6 +7,8 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum ModulesError {
     /// The operating system refused.
+    ///
+    /// Remedy: mend what the cause says: space, permissions, or memory.
     #[error("{what}: {source}")]
     Io {
         /// Action that failed.
@@ -15,6 +17,8 @@ pub enum ModulesError {
         source: io::Error,
     },
     /// A module's file is not the one that the config names.
+    ///
+    /// Remedy: install the file that the config means, or write its `sha256sum` into `sha256`.
     #[error("module {name}: {} has SHA-256 {found}, the config says {wanted}", path.display())]
     Hash {
         /// The module's name.
@@ -27,6 +31,8 @@ pub enum ModulesError {
         wanted: String,
     },
     /// A module's file is too long.
+    ///
+    /// Remedy: check that `path` names a WebAssembly module; the limit stays.
     #[error("module {name}: {} has {len_bytes} bytes, more than {limit_bytes}", path.display())]
     TooLong {
         /// The module's name.
@@ -39,6 +45,8 @@ pub enum ModulesError {
         limit_bytes: u64,
     },
     /// A module cannot be compiled or loaded.
+    ///
+    /// Remedy: build the module anew with the SDK of this version, as the compiler's text says.
     #[error("module {name}: {why}")]
     Module {
         /// The module's name.
@@ -47,9 +55,14 @@ pub enum ModulesError {
         why: String,
     },
     /// The process cannot be confined.
+    ///
+    /// Remedy: use Linux 5.13 or later with landlock in `lsm=`, and the unit's drop-in
+    /// `packaging/millrace-modules.conf`.
     #[error("sandbox: {0}")]
     Sandbox(String),
     /// Daemon and process do not understand each other.
+    ///
+    /// Remedy: none by hand: the process is started again. Report it if it repeats.
     #[error("the process of modules: {0}")]
     Control(String),
 }

@@ -29,6 +29,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The other side's word cannot be true.
+///
+/// Remedy: close the program of the guest that wrote into the memory; its connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a ring of {DATA_BYTES} bytes would have {bytes} in it")]
 pub struct Damaged {

@@ -10,6 +10,8 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum NetError {
     /// A number of the configuration is outside its limits.
+    ///
+    /// Remedy: write a value within the limits that the text names.
     #[error("{what}: {value} is outside {min}..={max}")]
     OutOfRange {
         /// Which.
@@ -22,6 +24,8 @@ pub enum NetError {
         max: u64,
     },
     /// The switch has as many ports as it can have.
+    ///
+    /// Remedy: put the port on another `[[switch]]`.
     #[error("switch {switch}: no room for another port; the limit is {limit}")]
     TooManyPorts {
         /// Switch name.
@@ -30,6 +34,9 @@ pub enum NetError {
         limit: usize,
     },
     /// A configured MAC address that cannot be one port's own.
+    ///
+    /// Remedy: give the port an address of its own, or name the shared one in `bind_also` of all
+    /// ports that use it.
     #[error("port {port}: MAC address {mac} is {why}")]
     BadMac {
         /// Port name.
@@ -40,6 +47,9 @@ pub enum NetError {
         why: &'static str,
     },
     /// A configured IP address that cannot be one port's own.
+    ///
+    /// Remedy: give the port an address of its own, or name the shared one in `bind_also` of all
+    /// ports that use it.
     #[error("port {port}: address {address} is {why}")]
     BadAddress {
         /// Port name.
@@ -50,6 +60,9 @@ pub enum NetError {
         why: &'static str,
     },
     /// A TAP could not be opened or set up.
+    ///
+    /// Remedy: mend what the cause says: CAP_NET_ADMIN of the daemon, /dev/net/tun, or another
+    /// program that has the interface.
     #[error("TAP {name}: {what}: {source}")]
     Tap {
         /// Interface name.
@@ -60,6 +73,8 @@ pub enum NetError {
         source: io::Error,
     },
     /// The uplink could not be watched.
+    ///
+    /// Remedy: raise the limit that the cause names, or restart the daemon.
     #[error("uplink of switch {switch}: {source}")]
     Uplink {
         /// Switch name.
@@ -68,6 +83,8 @@ pub enum NetError {
         source: io::Error,
     },
     /// The sidecore is gone.
+    ///
+    /// Remedy: see `SidecoreError`.
     #[error(transparent)]
     Sidecore(#[from] SidecoreError),
 }

@@ -8,9 +8,14 @@ use thiserror::Error;
 use vhost_user::DeviceError;
 
 /// Error of a VM's pipes.
+///
+/// Remedy: none is needed for a single pipe: the guest moves these bytes itself.
 #[derive(Debug, Error)]
 pub enum PipeError {
     /// A system call failed.
+    ///
+    /// Remedy: mend what the cause says; docs/operate/pipes.md names what the daemon's unit must
+    /// allow.
     #[error("pipes of VM {vm}: {what}: {source}")]
     Io {
         /// The VM.
@@ -21,6 +26,9 @@ pub enum PipeError {
         source: io::Error,
     },
     /// A setting of the namespace was not taken.
+    ///
+    /// Remedy: use a kernel that has this setting, and the unit's drop-in
+    /// `packaging/millrace-pipes.conf`.
     #[error("pipes of VM {vm}: writing {value} to /proc/sys/net/{name}: {source}")]
     Sysctl {
         /// The VM.
@@ -33,6 +41,9 @@ pub enum PipeError {
         source: io::Error,
     },
     /// The namespace's interface could not be made.
+    ///
+    /// Remedy: use the unit's drop-in `packaging/millrace-pipes.conf`, which allows the namespace
+    /// its interface.
     #[error("pipes of VM {vm}: {source}")]
     Tap {
         /// The VM.

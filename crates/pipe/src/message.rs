@@ -14,6 +14,9 @@ use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// Error for which a stream is given up.
+///
+/// Remedy: use an agent of the daemon's version, with the VM's secret: docs/operate/pipes.md. It
+/// connects again by itself.
 #[derive(Debug, Error)]
 pub enum MessageError {
     /// The stream ended or failed.

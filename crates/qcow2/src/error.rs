@@ -8,6 +8,8 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum Error {
     /// The file cannot be read or written.
+    ///
+    /// Remedy: mend what the cause says: permissions, space, or the storage.
     #[error("{what}: {source}")]
     Io {
         /// The attempt that failed.
@@ -16,9 +18,14 @@ pub enum Error {
         source: io::Error,
     },
     /// The file is no qcow2 image, or one of a version that is not served.
+    ///
+    /// Remedy: do as the text says; `qemu-img convert -O qcow2` makes an image without what is not
+    /// served.
     #[error("{0}")]
     NotServed(String),
     /// A number in the header is outside its limits.
+    ///
+    /// Remedy: check the image with `qemu-img check`; `qemu-img convert -O qcow2` writes it anew.
     #[error("{what} is {value}; it must be {rule}")]
     Header {
         /// Name of the field.
@@ -29,6 +36,9 @@ pub enum Error {
         rule: String,
     },
     /// The tables contradict each other and cannot be mended without loss.
+    ///
+    /// Remedy: make a copy, then `qemu-img check -r all`. `read_only = true` serves what can be
+    /// read.
     #[error(
         "it is damaged: {what} ({count} such); it is left as it is. Make a copy, then \
          `qemu-img check -r all` mends what can be mended"
@@ -68,6 +78,8 @@ pub(crate) fn unreadable(what: impl Into<String>) -> io::Error {
 }
 
 /// Cause of an error of [`contradiction`].
+///
+/// Remedy: detach the port, make a copy of the image, then `qemu-img check -r all`.
 #[derive(Debug, Error)]
 #[error("the image contradicts itself: {0}")]
 pub struct Contradiction(pub String);

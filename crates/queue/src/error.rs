@@ -3,6 +3,9 @@
 use thiserror::Error;
 
 /// A wrong memory table or address.
+///
+/// Remedy: none by settings: the VM monitor or the guest broke a rule. Restart the VM; report it to
+/// the monitor's makers if it repeats.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 pub enum MemoryError {
     /// The range is not (wholly) inside the VM's memory.
@@ -30,6 +33,8 @@ pub enum MemoryError {
         len: u64,
     },
     /// Too many regions.
+    ///
+    /// Remedy: give the VM fewer and larger parts of memory.
     #[error("{count} memory regions; the limit is {limit}")]
     TooMany {
         /// Number of regions asked for.
@@ -38,6 +43,8 @@ pub enum MemoryError {
         limit: usize,
     },
     /// The regions are too large together.
+    ///
+    /// Remedy: raise `memory_limit` of the VM to what it has, hot-plugged memory included.
     #[error(
         "memory region {addr:#x}+{len:#x} makes {total:#x} bytes of memory; the limit of a port is \
          {limit:#x}"
@@ -61,6 +68,9 @@ pub enum MemoryError {
         len: u64,
     },
     /// The file behind a region is shorter than the region, or not mappable.
+    ///
+    /// Remedy: do as the reason says: memory of VMs is shared (`share=on`) and no shorter than
+    /// announced.
     #[error("memory region {addr:#x}+{len:#x} cannot be mapped: {reason}")]
     Unmappable {
         /// First guest address.
@@ -71,6 +81,8 @@ pub enum MemoryError {
         reason: String,
     },
     /// The file of the dirty log is shorter than it was.
+    ///
+    /// Remedy: none: the migration fails. Start it again.
     #[error("the dirty log was truncated by its owner")]
     LogTruncated,
     /// The dirty log does not tell of all memory: pages that change would be lost in a migration.
@@ -106,6 +118,9 @@ pub enum ChainFault {
 }
 
 /// A wrong ring. The port that has it stops.
+///
+/// Remedy: none by settings: the guest's driver broke a rule of virtio. Its device stopped; restart
+/// the VM, and look into its kernel's log.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 pub enum RingError {
     /// Queue size outside the rules.

@@ -54,15 +54,24 @@ pub trait Worker: Send + 'static {
 #[derive(Debug, Error)]
 pub enum SidecoreError {
     /// The thread of the sidecore has ended.
+    ///
+    /// Remedy: restart the daemon, and report the panic that the log has.
     #[error("sidecore {0} has stopped")]
     Gone(usize),
     /// The worker was removed.
+    ///
+    /// Remedy: `millrace start VM PORT`; the log says why it went.
     #[error("the worker is no longer on sidecore {0}")]
     NoWorker(usize),
     /// The worker says that it must stay, see [`Worker::is_pinned`].
+    ///
+    /// Remedy: none is needed.
     #[error("the worker is pinned to sidecore {0}")]
     Pinned(usize),
     /// The operating system refused a step.
+    ///
+    /// Remedy: raise the limit that the cause names: open files (LimitNOFILE=), threads
+    /// (TasksMax=).
     #[error("sidecore: {what}: {source}")]
     Io {
         /// The step.

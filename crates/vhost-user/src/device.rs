@@ -33,6 +33,9 @@ impl DeviceKind {
 #[derive(Debug, Error)]
 pub enum DeviceError {
     /// An argument is outside what the device allows.
+    ///
+    /// Remedy: change the VM monitor's command line or the port's setting so that it is within the
+    /// limit.
     #[error("{what}: {value} is outside the limit {limit}")]
     OutOfRange {
         /// Argument.
@@ -43,9 +46,13 @@ pub enum DeviceError {
         limit: u64,
     },
     /// The device cannot do it.
+    ///
+    /// Remedy: none by settings: the VM monitor asks for what the device does not offer.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),
     /// The sidecore is gone, or a system call failed.
+    ///
+    /// Remedy: do as the text says; look into the log for a panic.
     #[error("{0}")]
     Failed(String),
 }
@@ -68,12 +75,19 @@ pub trait ConfigNotifier: Send + Sync {
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 pub enum ConfigNotifyError {
     /// The VMM sent no `SET_BACKEND_REQ_FD`, or did not negotiate config space.
+    ///
+    /// Remedy: none by settings: this VM monitor takes no such messages. Restart the VM to show it
+    /// the change.
     #[error("its VMM set up no back-end channel for config changes (SET_BACKEND_REQ_FD)")]
     NoChannel,
     /// The back-end channel is full.
+    ///
+    /// Remedy: look at the VM monitor: it is stopped or overloaded. Repeat the command later.
     #[error("its VMM does not read its back-end channel, which is full")]
     Full,
     /// The back-end channel is gone, or no socket.
+    ///
+    /// Remedy: restart the VM to show it the change.
     #[error("the back-end channel of its VMM takes no message: {}", std::io::Error::from_raw_os_error(*.errno))]
     Dead {
         /// Error number of the send.

@@ -10,9 +10,14 @@ use crate::request::MessageName;
 
 /// Reason why a port could not be served, a session ended, or a message was refused. No text shows
 /// an address of the front end's own process.
+///
+/// Remedy: none by settings: the VM monitor broke a rule of vhost-user. Restart the VM; report it
+/// to the monitor's makers if it repeats.
 #[derive(Debug, Error)]
 pub enum VhostUserError {
     /// The operating system refused something.
+    ///
+    /// Remedy: mend what the cause says: permissions, memory, or limits of open files.
     #[error("{what}: {source}")]
     Io {
         /// Action that failed.
@@ -21,6 +26,9 @@ pub enum VhostUserError {
         source: io::Error,
     },
     /// A socket path that cannot be listened on or dialled.
+    ///
+    /// Remedy: do as the reason says: another path, folder or owner; docs/operate/install.md has
+    /// users and groups.
     #[error("socket {path}: {reason}")]
     Socket {
         /// Path of the socket.
@@ -29,6 +37,8 @@ pub enum VhostUserError {
         reason: String,
     },
     /// The port's configuration makes no sense.
+    ///
+    /// Remedy: write a value within the rule that the text names.
     #[error("port {port}: {what} is {value}; {rule}")]
     BadPort {
         /// The port's name.
@@ -41,6 +51,8 @@ pub enum VhostUserError {
         rule: String,
     },
     /// The front end closed the connection in the middle of a message.
+    ///
+    /// Remedy: none is needed: the VM monitor ended or was killed.
     #[error("the connection ended inside a message, after {got} of {want} bytes")]
     Cut {
         /// Bytes that came.
@@ -131,6 +143,8 @@ pub enum VhostUserError {
         source: io::Error,
     },
     /// The memory table refused a change.
+    ///
+    /// Remedy: see `MemoryError` of queue.
     #[error("{message}: {source}")]
     Memory {
         /// Message that was refused.
@@ -139,6 +153,8 @@ pub enum VhostUserError {
         source: MemoryError,
     },
     /// The inflight region was refused.
+    ///
+    /// Remedy: see `RingError` of queue.
     #[error("{message}: {source}")]
     Ring {
         /// Message that was refused.
@@ -147,6 +163,8 @@ pub enum VhostUserError {
         source: RingError,
     },
     /// The device refused.
+    ///
+    /// Remedy: see `DeviceError`.
     #[error("{message}: {source}")]
     Device {
         /// Message that was refused.
@@ -155,6 +173,9 @@ pub enum VhostUserError {
         source: DeviceError,
     },
     /// A front end comes and goes, and never gets as far as a running queue.
+    ///
+    /// Remedy: do as the reason says: mostly the VM monitor's command line asks for what the port
+    /// does not offer, or for more queues.
     #[error("{count} sessions in a row ended before a queue ran; the last: {reason}")]
     Fruitless {
         /// Number of sessions.
@@ -163,9 +184,14 @@ pub enum VhostUserError {
         reason: String,
     },
     /// The session panicked: a fault of ours.
+    ///
+    /// Remedy: report it with the log. The VM monitor may connect again.
     #[error("the session panicked and was dropped (a fault of Millrace): {0}")]
     Panicked(String),
     /// The holder refused, is gone, or gave back nonsense.
+    ///
+    /// Remedy: start the holder (`systemctl start millrace-holder`). Sessions go on without it; a
+    /// restart of the daemon then disconnects the VMs.
     #[error("holder: {0}")]
     Holder(String),
 }

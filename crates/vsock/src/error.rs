@@ -11,6 +11,8 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum VsockError {
     /// The CID is reserved or above 32 bits (virtio 1.2, 5.10.4).
+    ///
+    /// Remedy: write a `cid` within the limits that the text names.
     #[error("port {name}: CID {cid} is outside {lowest}..={highest}")]
     BadCid {
         /// Port.
@@ -23,6 +25,8 @@ pub enum VsockError {
         highest: u64,
     },
     /// Another port of the domain has this CID.
+    ///
+    /// Remedy: give one of the two VMs another `cid`.
     #[error("port {name}: CID {cid} is taken by port {taken_by}")]
     CidTaken {
         /// Port.
@@ -33,6 +37,8 @@ pub enum VsockError {
         taken_by: String,
     },
     /// A number in the configuration is outside its limits.
+    ///
+    /// Remedy: write a value within the limits that the text names.
     #[error("{name}: {what} {value} is outside {lowest}..={highest}")]
     OutOfRange {
         /// Domain or port.
@@ -47,6 +53,8 @@ pub enum VsockError {
         highest: u64,
     },
     /// The socket's path leaves no room for `_<port>`.
+    ///
+    /// Remedy: shorten `path` of the VM's `[vm.vsock]`.
     #[error("port {name}: socket path of {len} bytes; the limit is {limit}")]
     PathTooLong {
         /// Port.
@@ -57,6 +65,8 @@ pub enum VsockError {
         limit: usize,
     },
     /// Two services of a port have the same number.
+    ///
+    /// Remedy: none by settings; report it as a fault.
     #[error("port {name}: service port {port} is given twice")]
     ServiceTwice {
         /// Port.
@@ -65,6 +75,8 @@ pub enum VsockError {
         port: u32,
     },
     /// The port cannot listen on its socket: the path is in use, or the operating system refused.
+    ///
+    /// Remedy: do as the cause says; see `SocketError` of base.
     #[error("port {name}: its Unix socket {path}: {source}")]
     Socket {
         /// Port.
@@ -75,6 +87,8 @@ pub enum VsockError {
         source: SocketError,
     },
     /// The operating system refused.
+    ///
+    /// Remedy: raise the limit that the cause names: open files (LimitNOFILE=), memory.
     #[error("{name}: {what}: {source}")]
     Io {
         /// Domain or port.
@@ -85,15 +99,22 @@ pub enum VsockError {
         source: io::Error,
     },
     /// The port is not (or no longer) in this domain.
+    ///
+    /// Remedy: check the name: `millrace ports` lists them.
     #[error("port {0} is not in this vsock domain")]
     NoPort(String),
     /// The sidecore does not answer.
+    ///
+    /// Remedy: see `SidecoreError`.
     #[error(transparent)]
     Sidecore(#[from] SidecoreError),
 }
 
 /// Reason why a packet of a guest is refused. The port goes on; the packet's connection, if it can
 /// be named, is reset.
+///
+/// Remedy: none by settings: the guest's driver broke a rule of virtio. Its packet was dropped and
+/// counted (`millrace_vsock_malformed_total`, `millrace_queue_drops_total`); the port goes on.
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 pub enum PacketError {
     /// The chain is too short for a header.

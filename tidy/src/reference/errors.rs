@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 use syn::punctuated::Punctuated;
 use syn::{Attribute, Expr, Fields, Item, Lit, Token};
 
-use super::markdown::{code, escape, table};
+use super::markdown::{code, escape, link_pages, table};
 use super::source::{paragraphs, parse};
 use crate::error::TidyError;
 use crate::tree::{Language, Tree};
 
 const INTRO: &str = "# Errors
 
-Errors of the daemon and of its commands by crate: the text, what it means, and what helps. `{…}` stands for a name,
-a number or the text of a cause. A cause's own text follows after a colon; look for it here as well, and in the
-manual pages of the system call. What is seen in a whole VM is in [troubleshoot](../operate/troubleshoot.md).
+Errors of the daemon and of its commands by crate: the text, what it means, and what helps. `{name}` stands for a
+name, a number or the text of a cause. A cause's own text follows after a colon: look for it here as well, and in the
+manual pages of system calls. What is seen of a whole VM is in [troubleshoot](../operate/troubleshoot.md).
 
 ";
 
@@ -47,7 +47,8 @@ pub fn page(tree: &Tree) -> Result<String, TidyError> {
         for group in groups {
             let (name, path) = (&group.name, &group.path);
             text.push_str(&format!("### {name}\n\n"));
-            text.push_str(&format!("{} In [{path}](../../{path}).\n\n", escape(&group.meaning)));
+            let meaning = escape(&group.meaning);
+            text.push_str(format!("{meaning} In [{path}](../../{path}).\n\n").trim_start());
             let rows: Vec<Vec<String>> = group.faults.iter().map(row).collect();
             text.push_str(&table(&["Text", "Meaning", "Remedy"], &rows));
             text.push('\n');
@@ -67,7 +68,7 @@ pub fn count_without_remedy(tree: &Tree) -> Result<(usize, usize), TidyError> {
 }
 
 fn row(fault: &Fault) -> Vec<String> {
-    vec![fault.message.clone(), escape(&fault.meaning), escape(&fault.remedy)]
+    vec![fault.message.clone(), escape(&fault.meaning), link_pages(&escape(&fault.remedy))]
 }
 
 /// Error types by crate, in the order of files and lines.
@@ -106,7 +107,9 @@ fn group(path: &str, item: &Item) -> Option<Group> {
         Item::Struct(item) => fault(attrs, &item.fields, "").into_iter().collect(),
         _ => return None,
     };
-    Some(Group { path: path.to_owned(), name: ident.to_string(), meaning: docs.meaning, faults })
+    // A struct's own doc comment is that of its only row.
+    let meaning = if matches!(item, Item::Enum(_)) { docs.meaning } else { String::new() };
+    Some(Group { path: path.to_owned(), name: ident.to_string(), meaning, faults })
 }
 
 fn fault(attrs: &[Attribute], fields: &Fields, remedy: &str) -> Option<Fault> {
@@ -132,12 +135,13 @@ fn message(attrs: &[Attribute], fields: &Fields) -> Option<String> {
         return Some(format!("that of {}", code(&cause)));
     };
     let Lit::Str(format) = &first.lit else { return None };
-    let text = without_names(&format.value());
-    Some(if text == "{…}" { "as the cause says".to_owned() } else { code(&text) })
+    let text = plain_format(&format.value(), args.iter().skip(1).map(argument_name));
+    let is_cause = text.starts_with('{') && text.find('}') == Some(text.len() - 1);
+    Some(if is_cause { "as the cause says".to_owned() } else { code(&text) })
 }
 
-/// A format string with each hole written as `{…}`, and doubled braces as one.
-fn without_names(format: &str) -> String {
+/// Format string with the name of a field in each hole, and doubled braces as one.
+fn plain_format(format: &str, mut arguments: impl Iterator<Item = Option<String>>) -> String {
     let mut text = String::new();
     let mut chars = format.chars().peekable();
     while let Some(c) = chars.next() {
@@ -147,13 +151,27 @@ fn without_names(format: &str) -> String {
                 text.push(c);
             }
             '{' => {
-                chars.by_ref().find(|c| *c == '}');
-                text.push_str("{…}");
+                let hole: String = chars.by_ref().take_while(|c| *c != '}').collect();
+                let name = match hole.split(':').next().unwrap_or_default() {
+                    "" => arguments.next().flatten(),
+                    name if name.starts_with(|c: char| c.is_ascii_digit()) => None,
+                    name => Some(name.to_owned()),
+                };
+                text.push_str(&format!("{{{}}}", name.as_deref().unwrap_or("…")));
             }
             c => text.push(c),
         }
     }
     text
+}
+
+/// Name of the field that an argument shows: `path` of `path.display()`.
+fn argument_name(argument: &Expr) -> Option<String> {
+    match argument {
+        Expr::Path(path) => path.path.get_ident().map(ToString::to_string),
+        Expr::MethodCall(call) => argument_name(&call.receiver),
+        _ => None,
+    }
 }
 
 fn type_name(ty: &syn::Type) -> String {
@@ -219,7 +237,8 @@ pub enum NoError { A }
         let tree = Tree::from_sources(&[("crates/a/src/error.rs", SOURCE)]);
         let text = page(&tree).unwrap();
         assert!(text.contains("## a\n\n### ThingError\n\nFault of a thing. In ["), "{text}");
-        let row = "| `{…} {…}: {…} {x}` | It is wrong, see `Thing`. | Write {it} anew. |\n";
+        let row =
+            "| `{what} {path}: {source} {x}` | It is wrong, see `Thing`. | Write {it} anew. |\n";
         assert!(text.contains(row), "{text}");
         assert!(text.contains("| that of `Other` | Other. | Ask. |\n"), "{text}");
         assert!(!text.contains("NoError"), "{text}");

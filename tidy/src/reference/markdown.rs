@@ -44,6 +44,21 @@ pub fn code(text: &str) -> String {
     if text.contains('`') { format!("`` {text} ``") } else { format!("`{text}`") }
 }
 
+/// Text with pages of `docs/operate` as links.
+pub fn link_pages(text: &str) -> String {
+    let mut parts = text.split("docs/operate/");
+    let mut linked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once(".md") {
+            Some((page, rest)) => {
+                linked.push_str(&format!("[{page}](../operate/{page}.md){rest}"));
+            }
+            None => linked.push_str(part),
+        }
+    }
+    linked
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::markdown::{code, escape, table};
+use super::markdown::{code, escape, link_pages, table};
 use crate::error::TidyError;
 use crate::tree::Tree;
 
@@ -160,21 +160,6 @@ fn sentence(text: &str) -> String {
         sentence.push('.');
     }
     sentence
-}
-
-/// Text with pages of `docs/operate` as links.
-fn link_pages(text: &str) -> String {
-    let mut parts = text.split("docs/operate/");
-    let mut linked = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.split_once(".md") {
-            Some((page, rest)) => {
-                linked.push_str(&format!("[{page}](../operate/{page}.md){rest}"));
-            }
-            None => linked.push_str(part),
-        }
-    }
-    linked
 }
 
 /// Tables of the example; of a table that is there twice the settings that are new.

@@ -39,6 +39,8 @@ pub struct Image {
 #[derive(Debug, Error)]
 pub enum InPlaceError {
     /// The format has the bytes elsewhere in the file, or has no file.
+    ///
+    /// Remedy: none is needed: the guest moves these bytes itself. Pipes need `format = "raw"`.
     #[error("disk {port}: its format is {kind}; only raw disks are read in place")]
     Format {
         /// The port's name.
@@ -47,6 +49,8 @@ pub enum InPlaceError {
         kind: &'static str,
     },
     /// A stage changes the bytes between the file and the guest.
+    ///
+    /// Remedy: none is needed: the guest moves these bytes itself.
     #[error("disk {port}: its stage {stage} changes the content, so the file has other bytes")]
     Stage {
         /// The port's name.
@@ -55,6 +59,8 @@ pub enum InPlaceError {
         stage: String,
     },
     /// The system refused.
+    ///
+    /// Remedy: mend what the cause says; until then the guest moves these bytes itself.
     #[error("disk {port}: cannot open its image again: {source}")]
     Open {
         /// The port's name.
@@ -68,15 +74,22 @@ pub enum InPlaceError {
 #[derive(Debug, Error)]
 pub enum PlaceholderError {
     /// The bytes cannot be written in place.
+    ///
+    /// Remedy: see that error.
     #[error(transparent)]
     NotInPlace(#[from] InPlaceError),
     /// The disk is read-only.
+    ///
+    /// Remedy: none is needed: the guest writes nothing to this disk.
     #[error("disk {port}: it is read-only, so no placeholders are written to it")]
     ReadOnly {
         /// The port's name.
         port: String,
     },
     /// An event could not be made, or not watched.
+    ///
+    /// Remedy: raise the limit that the cause names; until then the guest writes these bytes
+    /// itself.
     #[error("disk {port}: {source}")]
     Resource {
         /// The port's name.

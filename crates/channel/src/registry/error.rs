@@ -9,6 +9,8 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum RegistryError {
     /// The operating system refused something.
+    ///
+    /// Remedy: mend what the cause says: space, or permissions of `run_dir`.
     #[error("registry {path}: {what}: {source}", path = path.display())]
     Io {
         /// Path of the file.
@@ -19,6 +21,9 @@ pub enum RegistryError {
         source: io::Error,
     },
     /// The file is not a registry of this version.
+    ///
+    /// Remedy: stop the daemon while no VM of the domain runs, and remove the file: it is of
+    /// another version, or damaged.
     #[error("registry {path}: {why}", path = path.display())]
     Foreign {
         /// Path of the file.
@@ -27,6 +32,8 @@ pub enum RegistryError {
         why: String,
     },
     /// The registry would be over a limit.
+    ///
+    /// Remedy: take VMs out of the domain.
     #[error("registry {path}: {what} is {value}; the limit is {limit}", path = path.display())]
     TooMuch {
         /// Path of the file.

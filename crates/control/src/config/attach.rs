@@ -20,6 +20,8 @@ use super::value::check_name;
 #[derive(Debug, Error)]
 pub enum AttachError {
     /// The VM has a port of this name.
+    ///
+    /// Remedy: take another name, or `millrace detach` that port first.
     #[error("VM {vm} already has a port {port}")]
     Exists {
         /// VM.
@@ -28,6 +30,8 @@ pub enum AttachError {
         port: String,
     },
     /// Something is wrong with the request.
+    ///
+    /// Remedy: mend each setting as its line says.
     #[error(transparent)]
     Invalid(#[from] Problems),
 }
