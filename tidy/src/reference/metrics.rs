@@ -392,3 +392,100 @@ impl<'a> Visit<'a> for Walk<'a, '_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNTERS: &str = "base::counter_set! {
+    /// Counters.
+    pub struct SwitchStats {
+        /// Frames, all.
+        floods,
+        /// Open now.
+        open,
+    }
+}
+pub enum DropReason {
+    /// Too big.
+    TooBig,
+}
+";
+
+    const HEADS: &str = r#"
+const TABLE: [(&str, &str); 2] = [("a", "Of a."), ("b", "Of b.")];
+fn write_all(out: &mut String) {
+    for (name, help) in TABLE.iter().filter(|(name, _)| matches!(*name, "b")) {
+        head(out, &format!("millrace_x_{name}"), "gauge", help);
+        for x in labels() {
+            writeln!(out, "{{{x}}}");
+        }
+    }
+}
+fn labels() -> Vec<String> {
+    vec![format!("vm=\"{}\",port=\"{}\"", 1, 2)]
+}
+"#;
+
+    const SAMPLES: &str = r#"
+fn port(vm: &str, all: &mut Metrics) {
+    let labels = || vec![("vm", vm.to_owned())];
+    disk(&labels, all);
+    let mut add = |name: &str, help| {
+        all.sample(&format!("millrace_port_{name}_total"), help, labels(), 1);
+    };
+    add("lost", "Lost.");
+}
+fn disk(labels: &dyn Fn() -> Labels, all: &mut Metrics) {
+    let mut of_queue = labels();
+    of_queue.push(("queue", 1));
+    all.time("millrace_disk_latency_nanoseconds", "Time.", of_queue.clone(), 1);
+}
+fn switch(switch: &Switch, all: &mut Metrics) {
+    for (name, value, help) in switch.stats().values() {
+        let total = if matches!(name, "open") { "" } else { "_total" };
+        all.sample(&format!("millrace_switch_{name}{total}"), help, Vec::new(), value);
+    }
+}
+"#;
+
+    fn shown(sources: &[(&str, &str)]) -> Result<Vec<String>, TidyError> {
+        let found = families(&Tree::from_sources(sources))?;
+        let show = |(name, family): (String, Family)| {
+            let labels = family.labels.map_or("?".to_owned(), |labels| labels.join(","));
+            format!("{name} {} [{labels}] {}", family.kind, family.help)
+        };
+        Ok(found.into_iter().map(show).collect())
+    }
+
+    #[test]
+    fn names_labels_and_help_are_found_through_tables_closures_and_calls() {
+        let sources = [
+            ("crates/base/src/counter.rs", COUNTERS),
+            ("crates/a/src/heads.rs", HEADS),
+            ("crates/a/src/samples.rs", SAMPLES),
+        ];
+        assert_eq!(
+            shown(&sources).unwrap(),
+            [
+                "millrace_disk_latency_nanoseconds histogram [vm,queue] Time.",
+                "millrace_port_lost_total counter [vm] Lost.",
+                "millrace_switch_floods_total counter [] Frames, all.",
+                "millrace_switch_open gauge [] Open now.",
+                "millrace_x_b gauge [vm,port] Of b.",
+            ]
+        );
+        let text = reasons(&Tree::from_sources(&sources)).unwrap();
+        assert!(text.ends_with("| `too_big` | Too big. |\n"), "{text}");
+    }
+
+    #[test]
+    fn a_name_that_is_not_known_is_an_error() {
+        let source = "fn f(x: &str) { all.sample(&format!(\"millrace_{x}\"), \"H.\", vec![], 1); }";
+        let error = shown(&[("crates/a/src/b.rs", source)]).unwrap_err().to_string();
+        assert!(
+            error.contains("crates/a/src/b.rs: name or help of the metric millrace_{…}"),
+            "{error}"
+        );
+    }
+}
