@@ -1,5 +1,5 @@
-//! Parts of a file that a program believes to be sent: as bytes in a socket's buffer they arrive,
-//! or the connection ends, whatever becomes of the program.
+//! Pipes in the background: parts of a file that a program believes to be sent. Like bytes in a
+//! socket's buffer they arrive, or the connection ends, even when the program exits first.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::pipe::{PipeOutcome, try_pipe};
 use crate::watch::Watch;
 use crate::{file_source, socket};
 
-/// Time that a peer has when the program has gone: the kernel gives up a peer that acknowledges
-/// nothing of a closed connection after about as much.
+/// Time that a peer has when the program has exited: after about as much, the kernel gives up a
+/// peer that acknowledges nothing of a closed connection.
 pub const ALONE_TIME: Duration = Duration::from_secs(60);
 /// Time that bytes which the program sent before may take to be sent: the program does not wait.
 pub const UNSENT_TIME: Duration = Duration::from_secs(1);
 /// Bytes that are read and sent at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Moves a part by a pipe, and sends what that does not move.
+/// Moves a part by a pipe, and sends the bytes that the pipe does not move.
 ///
-/// Only a file of a file system that pipes know, and a TCP connection: what root reads elsewhere,
-/// or says on other sockets, is not what the program would have read or said.
+/// Takes only a file on a file system that pipes know, and a TCP connection: reads and writes of
+/// other descriptors by root may differ from those of the program.
 pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'_>) -> PipeOutcome {
     if let Err(reason) =
         file_source::check_readable(source.as_fd()).and(socket::check_tcp(sink.as_fd()))
@@ -39,7 +39,7 @@ pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'
         return PipeOutcome::nothing(Reason::Malformed);
     };
     let moved = try_pipe(request, (source, sink), &watch, UNSENT_TIME);
-    // Of the last one nobody knows where it ended.
+    // Where a lost pipe ended is not known.
     if moved.bytes == len || moved.reason == Reason::Lost || at.checked_add(len).is_none() {
         return moved;
     }
@@ -47,13 +47,13 @@ pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'
     watch.renew();
     let bytes = moved.bytes + send_part(own_source.as_fd(), rest, own_sink.as_fd(), &watch);
     if bytes < len && watch.is_alone() {
-        // Nobody else tells the peer that bytes are missing. Fails when it knows.
+        // Only this tells the peer that bytes are missing. Fails when the connection has ended.
         let _ = sockopt::set_socket_linger(&own_sink, Some(Duration::ZERO));
     }
     PipeOutcome { bytes, ..moved }
 }
 
-/// Sends a part of a file; how many bytes.
+/// Sends a part of a file. Returns the number of bytes sent.
 fn send_part(
     file: BorrowedFd<'_>,
     (mut at, len): (u64, u64),
@@ -65,7 +65,7 @@ fn send_part(
     while at < end && !watch.is_given_up() {
         let want = (end - at).min(PIECE_BYTES as u64) as usize;
         let got = match pread(file, &mut buffer[..want], at) {
-            // Truncated.
+            // The file was truncated.
             Ok(0) => break,
             Ok(got) => got,
             Err(Errno::INTR) => continue,
@@ -76,7 +76,7 @@ fn send_part(
                 at += sent as u64;
                 watch.renew();
             }
-            // An agent that ends leaves what the socket does not take.
+            // At the end of the agent, bytes that the socket does not take are lost.
             Err(Errno::AGAIN) if watch.is_unwanted() => break,
             Err(Errno::AGAIN) => watch.wait_for(true, Some((sink, PollFlags::OUT)), None),
             Err(Errno::INTR) => {}

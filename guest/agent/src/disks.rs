@@ -1,4 +1,4 @@
-//! The place of a file system on a disk of the VM, shown by self-tests.
+//! Places of file systems on disks of the VM, shown by self-tests.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -50,14 +50,14 @@ struct SelfTests {
     read_over: Option<TestResult<()>>,
 }
 
-/// Ability of a file system that is asked for.
+/// Ability of a file system that a pipe needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
-    /// The daemon finds its files' bytes on a disk.
+    /// The daemon finds bytes of files on a disk.
     Place,
-    /// Its files can be written by placeholders.
+    /// Files can be written by placeholders.
     Write,
-    /// Its files can be read over placeholders.
+    /// Files can be read over placeholders.
     ReadOver,
 }
 
@@ -73,13 +73,13 @@ impl<T> TestResult<T> {
         Self { result, at: Instant::now() }
     }
 
-    /// Whether it holds; else it is to be tried again.
+    /// Whether the result holds; else the test is to be repeated.
     fn holds(&self) -> bool {
         self.result.is_ok() || self.at.elapsed() <= RETRY_TIME
     }
 }
 
-/// A whole disk that was found before; remembered because lookups in `/sys` are slow.
+/// Whole disk that was found before. Remembered because lookups in `/sys` are slow.
 #[derive(Debug)]
 struct KnownDisk {
     device: Device,
@@ -98,17 +98,19 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// No file systems yet. With `any_device` also a stacked device, such as a loop device, is
-    /// believed if it passes the self-test. Only for tests: a self-test says nothing of the blocks
-    /// beside it.
+    /// Empty table of file systems. With `any_device`, stacked devices (such as loop devices) that
+    /// pass the self-test are accepted too. Only for tests: a self-test shows nothing about the
+    /// blocks beside the tested one.
     pub fn new(any_device: bool) -> Self {
         Self { any_device, ..Self::default() }
     }
 
-    /// Place of the file system of a device number; tests it if that was not done before.
+    /// Place of the file system with a device number. Runs the self-test unless its result is
+    /// known.
     ///
     /// # Errors
-    /// It is on no disk, not on one alone, or has failed the self-test.
+    ///
+    /// The file system is not on exactly one disk, or has failed the self-test.
     pub fn place_of(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
         self.tested_place(number, line, Need::Place)
     }
@@ -132,7 +134,7 @@ impl Disks {
     fn tested_place(&self, number: u64, line: &Arc<Line>, need: Need) -> Result<Place, Reason> {
         let device = self.device(number)?;
         let tests = self.tests_of(device);
-        // Others who ask for the same file system wait for the result.
+        // Other requests for the same file system wait for the result.
         let mut tests = lock(&tests);
         let holds = |tests: &SelfTests| tests.generation == line.generation && tests.read.holds();
         let tests = match tests.take().filter(holds) {
@@ -165,7 +167,7 @@ impl Disks {
         placed.result.map(|()| Place { disk, base: device.base })
     }
 
-    /// The device with a number, from what is known while it holds.
+    /// The device with a number, from the cache while that holds.
     fn device(&self, number: u64) -> Result<Device, Reason> {
         let known = lock(&self.known).get(&number).cloned();
         if let Some(known) = known.filter(|known| known.holds()) {
@@ -198,9 +200,9 @@ impl Disks {
 }
 
 impl KnownDisk {
-    /// Whether it is the same disk still.
+    /// Whether the disk is the same as before.
     fn holds(&self) -> bool {
-        // Of a decimal number.
+        // Enough for a decimal number.
         let mut bytes = [0; 24];
         let read = self.sequence.read_at(&mut bytes, 0).ok();
         let text = read.and_then(|len| std::str::from_utf8(&bytes[..len]).ok());
@@ -209,11 +211,11 @@ impl KnownDisk {
 }
 
 impl Device {
-    /// Looks a device up in `/sys`. Only what is a disk, or a partition of one, is taken: whatever
-    /// else there is (device mapper, RAID, loop, caches) puts blocks elsewhere, or changes them.
+    /// Looks a device up in `/sys`. Accepts only a disk or a partition of one: other block devices
+    /// (device mapper, RAID, loop, caches) move or change blocks.
     ///
-    /// For a whole disk, by which it is known again, the open file of its sequence number too. A
-    /// partition may begin elsewhere the next time, and its disk is the same.
+    /// Of a whole disk, also returns the open file of its sequence number, which identifies it
+    /// later. A partition may begin elsewhere at the next lookup, on the same disk.
     fn find(number: u64, any: bool) -> Result<(Self, Option<File>), Reason> {
         let link = format!("/sys/dev/block/{}:{}", major(number), minor(number));
         let own = fs::canonicalize(link).map_err(|_| Reason::NoDisk)?;
@@ -230,7 +232,7 @@ impl Device {
         if stacked && !any {
             return Err(Reason::Stacked);
         }
-        // Not there before Linux 5.15.
+        // Missing before Linux 5.15.
         let path = disk.join("diskseq");
         let sequence = read_number(&path).unwrap_or(0);
         let file = File::open(path).ok().filter(|_| !is_partition);

@@ -1,4 +1,4 @@
-//! The two ends of a pipe, whatever they are.
+//! Ends of a pipe: a file or a connection, as the source or the sink.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -20,10 +20,11 @@ pub enum CheckedFd {
 }
 
 impl CheckedFd {
-    /// Looks at a descriptor.
+    /// Checks a descriptor.
     ///
     /// # Errors
-    /// Why it is no end of a pipe.
+    ///
+    /// Reason why it is no end of a pipe.
     pub fn new(fd: OwnedFd, purpose: Use) -> Result<Self, Reason> {
         let stat = fstat(&fd).map_err(|_| Reason::NotPermitted)?;
         match FileType::from_raw_mode(stat.st_mode) {
@@ -47,10 +48,11 @@ impl CheckedFd {
         }
     }
 
-    /// Refuses a file that would go into itself where it is read, like `copy_file_range(2)`.
+    /// Refuses a file as its own sink where the ranges overlap, like `copy_file_range(2)`.
     ///
     /// # Errors
-    /// [`Reason::Malformed`]: it would.
+    ///
+    /// [`Reason::Malformed`]: the ranges overlap.
     pub fn refuse_overlap(
         &self,
         offset: u64,
@@ -88,7 +90,7 @@ pub enum Sink {
 }
 
 impl Source {
-    /// Reason for which the pipe must end although nobody has asked for it.
+    /// Reason for which the pipe must end without a request of the program.
     pub fn end_reason(&self) -> Option<Reason> {
         match self {
             Self::File(file) => file.lease_broken().then_some(Reason::LeaseBroken),
@@ -104,7 +106,7 @@ impl Source {
         }
     }
 
-    /// Reason for the end when all of it was moved, which may be less than was asked for.
+    /// Reason for the end when the whole source was moved, which may be less than was asked for.
     pub fn complete_reason(&self) -> Reason {
         match self {
             Self::File(file) if file.to_the_end() => Reason::EndOfFile,
@@ -112,7 +114,7 @@ impl Source {
         }
     }
 
-    /// The file, if it is one.
+    /// The file, if the source is one.
     pub fn file(&self) -> Option<&FileSource> {
         match self {
             Self::File(file) => Some(file),
@@ -120,7 +122,7 @@ impl Source {
         }
     }
 
-    /// The file to be read from, if it is one.
+    /// The file to read from, if the source is one.
     pub fn file_mut(&mut self) -> Option<&mut FileSource> {
         match self {
             Self::File(file) => Some(file),
@@ -128,7 +130,7 @@ impl Source {
         }
     }
 
-    /// The connection, if it is one.
+    /// The connection, if the source is one.
     pub fn socket(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::File(_) => None,

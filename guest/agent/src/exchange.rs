@@ -1,4 +1,4 @@
-//! A pipe under way: the daemon's messages about it, and what is done then.
+//! Exchange of messages with the daemon about a running pipe, and the guest's part of its work.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -15,26 +15,26 @@ use crate::pipe::PipeOutcome;
 use crate::socket::{SocketSink, UNSENT_PAUSE};
 use crate::watch::Watch;
 
-/// Bytes of a connection that the guest moves itself, at a time.
+/// Bytes of a connection that the guest moves itself in one step.
 const OWN_PIECE_BYTES: usize = 64 << 10;
-/// Time that the guest's own bytes may wait to be sent: so long the peer may not read.
+/// Time that the guest's own bytes may stay unsent, as when the peer does not read.
 pub const OWN_UNSENT_TIME: Duration = Duration::from_secs(30);
-/// Longest pause between two looks at unsent bytes: pauses grow with the time that it takes.
+/// Longest pause between two checks of unsent bytes: pauses grow with the time waited.
 const MAX_UNSENT_PAUSE: Duration = Duration::from_millis(16);
 
 /// Bytes of a source that the guest moves itself.
 #[derive(Debug, Default)]
 struct OwnBytes {
-    /// Number of them; none: the daemon has not told it yet.
+    /// Number of them. None: the daemon has not sent it yet.
     wanted: Option<u64>,
     moved: u64,
-    /// Whether the daemon was told that all are moved.
+    /// Whether the agent has reported to the daemon that all are moved.
     is_reported: bool,
 }
 
 /// Reason why the guest's own bytes are not all moved.
 enum Stop {
-    /// A message of the daemon waits, which ends it.
+    /// A message of the daemon waits; it ends the guest's part.
     Message,
     /// The pipe is to end.
     Ends(Reason),
@@ -50,12 +50,12 @@ pub struct Exchange<'a> {
     own: OwnBytes,
     /// Reason for which the agent has asked for the end.
     ended: Option<Reason>,
-    /// The daemon does not make sense: its stream ends.
+    /// Whether the daemon has broken the protocol: its stream ends.
     is_senseless: bool,
 }
 
 impl<'a> Exchange<'a> {
-    /// An exchange about a pipe that was asked for.
+    /// Exchange about a pipe that the daemon was asked for.
     pub fn new(
         watch: &'a Watch<'a>,
         call: Call,
@@ -102,7 +102,7 @@ impl<'a> Exchange<'a> {
         self.call.cancel(reason);
     }
 
-    /// Handles a message of the daemon. False when it makes no sense.
+    /// Handles a message of the daemon. Returns false when it breaks the protocol.
     fn handle(&mut self, event: Event) -> bool {
         match event {
             Event::Begun(own_bytes) => self.begun(own_bytes),
@@ -115,8 +115,8 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Writes a range to the file. Also when the end is asked for: the peer of a connection that is
-    /// read believes that its bytes have arrived.
+    /// Writes a range to the file, also after the agent has asked for the end: the peer of a source
+    /// connection believes that its bytes have arrived.
     fn serve_write(&mut self, request: &WriteRequest) -> bool {
         let is_begun = self.source.socket().is_none() || self.own.is_reported;
         let Sink::File(file) = &mut self.sink else { return false };
@@ -143,13 +143,13 @@ impl<'a> Exchange<'a> {
         true
     }
 
-    /// Whether all bytes of the pipe are the guest's: the daemon has no part in it any more.
+    /// Whether all bytes of the pipe are the guest's: then the daemon has no more part in it.
     fn is_all_own(&self) -> bool {
         self.own.wanted == Some(self.len_bytes)
     }
 
-    /// Moves the bytes that came to the guest before the pipe. They are taken out of the source
-    /// only when they are in the sink: none is lost when the pipe ends in between.
+    /// Moves the bytes that came to the guest before the pipe. Takes them out of the source only
+    /// when they are in the sink: none is lost when the pipe ends in between.
     fn move_own(&mut self, own_bytes: u64) -> Result<(), Stop> {
         let mut buffer = vec![0; own_bytes.min(OWN_PIECE_BYTES as u64) as usize];
         while self.own.moved < own_bytes {
@@ -164,7 +164,7 @@ impl<'a> Exchange<'a> {
                     let taken = recv(source, &mut buffer[..put], flags);
                     self.own.moved += put as u64;
                     if taken.map_or(true, |(_, taken)| taken != put) {
-                        // Reset just now, or somebody else reads.
+                        // The connection was reset just now, or another process reads it.
                         return Err(Stop::Ends(Reason::FlowReset));
                     }
                 }
@@ -187,7 +187,7 @@ impl<'a> Exchange<'a> {
         self.watch.end_reason(&self.source).map_or(Ok(()), |reason| Err(Stop::Ends(reason)))
     }
 
-    /// Gives bytes to the sink; the number that it took, at least one.
+    /// Gives bytes to the sink. Returns the number that it took, at least one.
     fn put(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         let at = self.own.moved;
         if let Sink::File(file) = &mut self.sink {
@@ -208,8 +208,8 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Tells the daemon that the guest's own bytes are moved, when all of them are sent: the
-    /// daemon's may follow.
+    /// Reports to the daemon that the guest's own bytes are moved, once all of them are sent: then
+    /// the daemon's may follow.
     fn report_own_bytes(&mut self, own_bytes: u64) -> Result<(), Stop> {
         if self.is_all_own() {
             return Ok(());
@@ -220,7 +220,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Waits until nothing of a socket is unsent; its state then.
+    /// Waits until a socket has no unsent bytes. Returns its state then.
     fn settle_socket(&mut self) -> Result<Option<SocketEnd>, Stop> {
         let (until, mut pause) = (Instant::now() + OWN_UNSENT_TIME, UNSENT_PAUSE);
         loop {
@@ -237,15 +237,15 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Ends the exchange by the daemon's last message; none: the daemon is lost.
+    /// Ends the exchange by the daemon's last message. None: the daemon is lost.
     fn finish(mut self, done: Option<&Done>) -> PipeOutcome {
         let len = self.len_bytes;
         let theirs = match done {
             _ if self.is_all_own() => Some(0),
-            // What is behind bytes that are missing does not count.
+            // Bytes behind a gap do not count.
             Some(_) if self.source.socket().is_some() && !self.own.is_reported => Some(0),
             Some(done) => Some(done.moved_bytes.get().min(len - self.own.moved)),
-            // It has not begun.
+            // The daemon's part has not begun.
             None if self.source.socket().is_some() && !self.own.is_reported => Some(0),
             None => None,
         };
@@ -257,7 +257,7 @@ impl<'a> Exchange<'a> {
         let reason = match done.map(|done| Reason::from_number(done.reason.get())) {
             _ if bytes == len => self.source.complete_reason(),
             _ if errno.is_some() => Reason::SinkFailed,
-            // The agent cancelled it, and knows why.
+            // The agent has cancelled the pipe, for this reason.
             Some(Reason::Cancelled) => self.ended.unwrap_or(Reason::Cancelled),
             Some(Reason::Complete) => self.ended.unwrap_or(Reason::Unknown),
             Some(reason) => reason,

@@ -1,9 +1,9 @@
-//! A file as the sink of a pipe: the file system is asked to write placeholders, in whose place the
-//! host puts the pipe's bytes. Bytes that are not in whole blocks come in messages.
+//! File as the sink of a pipe: the agent writes placeholders to the file system, and the host
+//! replaces them by the pipe's bytes. Bytes that do not fill whole blocks come in messages.
 //!
-//! A placeholder that nobody has replaced must not stay in the file. As long as the daemon is there
-//! it says which were not, by sending these bytes again. When it is lost, or the pipe ends before
-//! its end, the agent reads what it has written and looks for them itself: their tag is a secret of
+//! A placeholder that was not replaced must not stay in the file. While the daemon is there, it
+//! names those by sending their bytes again. When it is lost, or the pipe ends early, the agent
+//! reads the ranges that it has written and looks for placeholders itself: their tag is a secret of
 //! this pipe, so no content can be mistaken for one.
 
 use std::cell::OnceCell;
@@ -32,10 +32,10 @@ use crate::say::say;
 use crate::sys;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Most placeholders of one system call: a disk's requests are smaller.
+/// Most bytes of placeholders in one system call: a disk's requests are smaller.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Ranges with gaps between them that a pipe's writes may make. They come in order, but for those
-/// that are sent again, which lie in what was written.
+/// Most ranges with gaps between them that a pipe's writes may make. Writes come in order, but for
+/// bytes that are sent again, which lie in ranges already written.
 pub const MAX_RANGES: usize = 64;
 
 /// A file that a pipe writes.
@@ -44,7 +44,7 @@ pub struct FileSink {
     program: OwnedFd,
     identity: Identity,
     direct: File,
-    /// Without direct I/O, for what is not in whole blocks.
+    /// Handle without direct I/O, for bytes that do not fill whole blocks.
     plain: OnceCell<File>,
     /// `O_SYNC` and `O_DSYNC`, if the program's descriptor has them.
     sync: OFlags,
@@ -63,11 +63,11 @@ pub struct FileSink {
     errno: Option<Errno>,
 }
 
-/// Checks that a program's descriptor may be written, and its file be piped to; the descriptor's
-/// flags.
+/// Checks that a program's descriptor may be written and its file piped to. Returns the
+/// descriptor's flags.
 pub fn check(program: BorrowedFd<'_>) -> Result<OFlags, Reason> {
     let flags = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
-    // What is appended goes to another place than that asked for.
+    // Appending writes elsewhere than at the offset of the request.
     if flags.intersects(OFlags::PATH | OFlags::APPEND) || flags & OFlags::RWMODE == OFlags::RDONLY {
         return Err(Reason::NotPermitted);
     }
@@ -76,11 +76,12 @@ pub fn check(program: BorrowedFd<'_>) -> Result<OFlags, Reason> {
 }
 
 impl FileSink {
-    /// Opens the file for writing past the page cache; `stat` is the program's descriptor's,
-    /// `flags` what [`check`] returned.
+    /// Opens the file for writing past the page cache. `stat` is that of the program's descriptor,
+    /// `flags` the result of [`check`].
     ///
     /// # Errors
-    /// Why it cannot be piped to.
+    ///
+    /// Reason why the file cannot be piped to.
     pub fn new(
         program: OwnedFd,
         (stat, flags): (&Stat, OFlags),
@@ -90,7 +91,7 @@ impl FileSink {
     ) -> Result<Self, Reason> {
         let own_position = offset == guest_abi::program::OWN_POSITION;
         let start = file_source::start(&program, offset)?;
-        // At the limit the ordinary way has its own answer, and a signal.
+        // At the limit, the ordinary write has its own answer, and a signal.
         let limit = identity.max_file_bytes().ok_or(Reason::NotPermitted)?.min(i64::MAX as u64);
         let max_bytes = limit.checked_sub(start).filter(|left| *left > 0);
         let max_bytes = max_bytes.ok_or(Reason::NotPermitted)?;
@@ -136,13 +137,14 @@ impl FileSink {
         body.extend_from_slice(end.as_bytes());
     }
 
-    /// Error for which it could not be written.
+    /// Error of a write that failed.
     pub fn errno(&self) -> Option<Errno> {
         self.errno
     }
 
-    /// Writes a range that the daemon asks for, in a pipe of `len_bytes`; the errno, 0 if all of it
-    /// was written. After an error nothing more is. None: the request makes no sense.
+    /// Writes a range that the daemon asks for, in a pipe of `len_bytes`. Returns the errno, 0 if
+    /// all of the range was written; after an error all later writes fail too. None: the request
+    /// breaks the protocol.
     pub fn serve(&mut self, request: &WriteRequest, len_bytes: u64) -> Option<u32> {
         let (at, len) = (request.at, u64::from(request.len_bytes));
         let until = at.checked_add(len).filter(|until| *until <= len_bytes)?;
@@ -170,7 +172,7 @@ impl FileSink {
         let mut at = range.start;
         while at < range.end {
             let len = (range.end - at).min(PIECE_BYTES);
-            // Also what fails may have come to the disk.
+            // A failed write may have reached the disk as well.
             self.placed.add(at, at + len);
             match blocks.write(&self.direct, self.start + at, at, len as usize) {
                 Ok(written) => {
@@ -185,13 +187,13 @@ impl FileSink {
         self.clean_cache(range).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    /// Takes care that no placeholder is in the page cache. File systems may do direct I/O through
-    /// it after all, when pages there are busy or the file begins in its inode: then the disk has
-    /// the pipe's bytes, and readers would see placeholders.
+    /// Ensures that no placeholder is in the page cache. File systems may do direct I/O through it
+    /// after all, when pages there are busy or the file begins in its inode: then the disk has the
+    /// pipe's bytes, and readers would see placeholders.
     fn clean_cache(&self, range: Range<u64>) -> io::Result<()> {
         let (from, until) = (self.start + range.start, self.start + range.end);
         for (cached, end) in sys::cached(self.direct.as_fd(), from, until)? {
-            // Somebody reads the file, most likely.
+            // Most likely another process reads the file.
             let mut at = cached.max(from);
             while at < end.min(until) {
                 let len = (end.min(until) - at).min(PIECE_BYTES);
@@ -207,7 +209,7 @@ impl FileSink {
         let read = read_up_to(plain, &mut bytes, offset)?;
         let left = Blocks::left(self.tag, &bytes[..read]);
         if !left.is_empty() {
-            // To the disk, which replaces them, so that it can be asked.
+            // Written back to the disk, which replaces them, so that the range can be read anew.
             plain.sync_data()?;
         }
         for left in left {
@@ -220,10 +222,11 @@ impl FileSink {
         Ok(())
     }
 
-    /// Writes bytes of the pipe from `at` on; how many, which is all.
+    /// Writes bytes of the pipe from `at` on. Returns their number, which is all of them.
     ///
     /// # Errors
-    /// Those of `pwrite(2)`: then a part may be written, and nothing more is.
+    ///
+    /// Those of `pwrite(2)`: then a part may be written, and later writes fail too.
     pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let result = self.try_write(at, bytes);
         self.errno = self.errno.or(result.err());
@@ -254,19 +257,19 @@ impl FileSink {
         if let Some(file) = self.plain.get() {
             return Ok(file);
         }
-        // As root: the program may have made a file that it could not open a second time.
+        // Opened as root: the program may have made a file that it could not open a second time.
         let file = open_again(self.direct.as_fd(), self.sync).map_err(|_| Errno::PERM)?;
         Ok(self.plain.get_or_init(|| file))
     }
 
-    /// Ends the writing: takes care that no placeholder stays in the file, and nothing behind the
-    /// pipe's bytes that was not there before. `moved_bytes` is what the daemon says, none if it is
-    /// lost; `again` is the source, if it can be read again. How many bytes are there from the
-    /// pipe's beginning on.
+    /// Ends the writing: ensures that no placeholder stays in the file, and that the file does not
+    /// grow behind the pipe's bytes. `moved_bytes` is the daemon's count, none if it is lost;
+    /// `again` is the source, if it can be read again. Returns the number of bytes that are in
+    /// place from the pipe's beginning on.
     pub fn settle(&mut self, moved_bytes: Option<u64>, again: Option<&FileSource>) -> u64 {
         let there = self.written.first_bytes();
         let mut moved = moved_bytes.unwrap_or(there).min(there);
-        // What the daemon says is there it has seen.
+        // The daemon has seen the bytes that it counts.
         let doubtful = if moved_bytes.is_some() { moved } else { 0 };
         let doubtful: Vec<_> = self.placed.between(doubtful, u64::MAX).collect();
         if doubtful.is_empty() && self.written.end() <= moved {
@@ -278,7 +281,7 @@ impl FileSink {
             let cleaned = self.clean_cache(from..until).map_err(|error| (from, error));
             let repaired = self.repair(from, until, again, &mut moved);
             if let Err((at, error)) = cleaned.and(repaired) {
-                // What is behind it is not known: less is said to be there than may be.
+                // The bytes behind it are not known: the count may be too low.
                 say(format_args!("a file that was piped to: {error}"));
                 moved = moved.min(at);
             }
@@ -289,11 +292,11 @@ impl FileSink {
         moved
     }
 
-    /// Takes away what the pipe has added to the file behind the bytes that it has moved. Unless
-    /// somebody else has gone on there.
+    /// Truncates the bytes that the pipe has added behind those that it has moved, unless another
+    /// writer has appended there.
     fn cut(&self, moved_bytes: u64) {
         let _acting = self.identity.act();
-        // Without a byte there was no write that could have made it longer.
+        // Without a moved byte, no write can have extended the file.
         let end = if moved_bytes > 0 { self.start + moved_bytes } else { 0 };
         let wanted = self.old_size.max(end);
         let own_end = self.start + self.written.end().max(self.placed.end());
@@ -306,8 +309,8 @@ impl FileSink {
         }
     }
 
-    /// Looks for placeholders in a range of whole sectors and puts the bytes there that they stand
-    /// for, or zeroes. What fails is told with its place.
+    /// Replaces placeholders in a range of whole sectors by the bytes that they stand for, or by
+    /// zeroes. An error comes with its offset.
     fn repair(
         &self,
         from: u64,
@@ -316,7 +319,7 @@ impl FileSink {
         moved: &mut u64,
     ) -> Result<(), (u64, io::Error)> {
         let plain = self.plain().map_err(|errno| (from, errno.into()))?;
-        // Even if it cannot: placeholders must go.
+        // Also when it cannot be read: placeholders must go.
         let _acting = self.identity.act();
         let mut blocks = Blocks::new(self.tag, (until - from).min(PIECE_BYTES) as usize);
         let mut at = from;
@@ -358,15 +361,15 @@ impl FileSink {
     }
 }
 
-/// An open file of our own: the program may change the flags of its own at any time.
+/// Opens a file of the agent's own: the program may change the flags of its descriptor at any time.
 fn open_again(file: BorrowedFd<'_>, flags: OFlags) -> Result<File, Reason> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    // Not to wait for somebody's lease.
+    // Does not wait for another process's lease.
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => Ok(file.into()),
         Err(Errno::WOULDBLOCK) => Err(Reason::NoLease),
-        // A file system without direct I/O.
+        // The file system has no direct I/O.
         Err(Errno::INVAL) => Err(Reason::FileSystem),
         Err(_) => Err(Reason::NotPermitted),
     }

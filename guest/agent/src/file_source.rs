@@ -1,4 +1,4 @@
-//! A file as the source of a pipe.
+//! File as the source of a pipe.
 
 use std::fs::File;
 use std::io;
@@ -26,13 +26,13 @@ use crate::{fiemap, sys};
 // Magic numbers of `statfs(2)`.
 const EXT4: i64 = 0xEF53;
 const XFS: i64 = 0x5846_5342;
-/// Flags of single files: content that is encrypted (FIEMAP does not tell), or goes to the journal
-/// first and to its place at some later time.
+/// Flags of single files: content that is encrypted (FIEMAP does not report it), or that goes to
+/// the journal first and to its place later.
 const REFUSED_FLAGS: u32 = 0x800 | 0x4000;
 /// Flag of xfs: content on the realtime device, whose blocks have numbers of their own.
 const XFLAG_REALTIME: u32 = 1;
 
-/// A file that a pipe reads. The program's descriptor and the lease are held as long as this lives.
+/// File that a pipe reads. Holds the program's descriptor and the lease while it lives.
 #[derive(Debug)]
 pub struct FileSource {
     program: OwnedFd,
@@ -44,12 +44,12 @@ pub struct FileSource {
     way: Way,
 }
 
-/// Way in which the host reads it.
+/// Method by which the host reads the file.
 #[derive(Debug)]
 enum Way {
-    /// Extents on a disk, which stay its bytes under the lease.
+    /// Extents on a disk: under the lease they keep the file's bytes.
     Extents { lease: Lease, disk: u32, extents: Vec<Extent> },
-    /// Placeholders, as it may be written meanwhile.
+    /// Placeholders, as the file may be written during the pipe.
     Placed(Box<PlacedSource>),
 }
 
@@ -78,7 +78,7 @@ pub fn check_readable(program: BorrowedFd<'_>) -> Result<(), Reason> {
     }
 }
 
-/// Checks that a regular file's content is on the disk as it is.
+/// Checks that a regular file's content is on the disk unchanged.
 pub fn check_content(program: BorrowedFd<'_>) -> Result<(), Reason> {
     let magic = fstatfs(program).map_err(|_| Reason::FileSystem)?.f_type as i64;
     let flags = || ioctl_getflags(program).unwrap_or(IFlags::empty()).bits();
@@ -103,12 +103,14 @@ pub fn start(program: &OwnedFd, offset: u64) -> Result<u64, Reason> {
 }
 
 impl FileSource {
-    /// Takes a lease and asks where the bytes lie; at most `len_bytes` and `max_extents` of them.
-    /// `device` is the number of the file system's device. Where no lease is to be had, the file
-    /// may be read over placeholders.
+    /// Takes a lease and looks up the extents: at most `len_bytes` in `max_extents` of them.
+    /// `device` is the number of the file system's device. Without a lease, the file may be read
+    /// over placeholders.
     ///
     /// # Errors
-    /// Why they cannot be piped; [`Reason::EndOfFile`]: there are none.
+    ///
+    /// Reason why the file cannot be piped; [`Reason::EndOfFile`]: there are no bytes from the
+    /// offset on.
     pub fn new(
         program: OwnedFd,
         device: u64,
@@ -128,7 +130,7 @@ impl FileSource {
             }
             Err(reason) => return Err(reason),
         };
-        // Only under the lease nobody changes the size.
+        // The size is fixed under the lease only.
         let size = fstat(way.file()).map_err(|_| Reason::NotAFile)?.st_size as u64;
         let left = size.saturating_sub(start);
         let wanted = len_bytes.min(left);
@@ -167,17 +169,17 @@ impl FileSource {
         self.len_bytes
     }
 
-    /// True when fewer were there than were asked for.
+    /// True when the file had fewer bytes than were asked for.
     pub fn to_the_end(&self) -> bool {
         self.to_the_end
     }
 
-    /// True when the guest has it in memory: the host need not read it from a disk that is slower.
+    /// True when the guest has it in memory: the host need not read it from a slower disk.
     pub fn is_cached(&self) -> bool {
         self.is_cached
     }
 
-    /// True when somebody waits to write to the file.
+    /// True when another process waits to write to the file.
     pub fn lease_broken(&self) -> bool {
         match &self.way {
             Way::Extents { lease, .. } => lease.is_broken(),
@@ -198,7 +200,7 @@ impl FileSource {
         }
     }
 
-    /// Reads a range that the daemon asks for. None: the request makes no sense.
+    /// Reads a range that the daemon asks for. None: the request breaks the protocol.
     pub fn serve(&mut self, request: &ReadRequest) -> Option<ReadAnswer> {
         match &mut self.way {
             Way::Extents { .. } => None,
@@ -230,11 +232,11 @@ impl Way {
     }
 }
 
-/// Number of places of a file that are looked at.
+/// Number of places of a file that are sampled.
 const SAMPLES: u64 = 4;
 
-/// Whether a part of a file is in the guest's page cache, as a sample says: one that is not ends
-/// it.
+/// Whether a part of a file is in the guest's page cache, by a sample: the first byte that is not
+/// ends it.
 fn is_in_memory(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> bool {
     let step = len_bytes.div_ceil(SAMPLES);
     let mut samples = (0..SAMPLES).map(|n| n * step).filter(|at| *at < len_bytes);
@@ -249,7 +251,7 @@ fn is_in_memory(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> bool {
 /// duplicated anywhere.
 pub fn open_again(file: &impl AsFd, flags: OFlags) -> Result<File, Reason> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    // Not to wait for somebody's write lease.
+    // Does not wait for another process's write lease.
     let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => Ok(file.into()),

@@ -1,4 +1,4 @@
-//! The stream to the host's daemon: made again whenever it ends, shared by all requests.
+//! Stream to the host's daemon: connected again whenever it ends, shared by all requests.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,12 +19,12 @@ use crate::say::say;
 
 /// Pause between two tries to reach the daemon.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Time after which a daemon is gone that takes no bytes, or does not answer the hello.
+/// Time after which a daemon counts as gone that takes no bytes, or does not answer the hello.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Highest source port that only root's programs get.
+/// Highest source port that only programs of root can bind.
 const HIGHEST_PRIVILEGED_PORT: u32 = 1023;
 
-/// Way to reach the daemon.
+/// Method to reach the daemon.
 pub trait Dial: Send + 'static {
     /// Connects a byte stream.
     ///
@@ -43,7 +43,7 @@ impl Dial for Vsock {
         for port in (1..=HIGHEST_PRIVILEGED_PORT).rev() {
             let socket = Socket::new(domain, Type::STREAM, None)?;
             match socket.bind(&SockAddr::vsock(libc::VMADDR_CID_ANY, port)) {
-                // A stream that has just ended keeps its port for a while.
+                // The port of a stream that has just ended stays in use for a while.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
                 other => other?,
             }
@@ -64,7 +64,7 @@ impl Dial for Unix {
     }
 }
 
-/// The connection to the daemon, up or down.
+/// Connection to the daemon, up or down.
 #[derive(Debug, Clone)]
 pub struct Host(Arc<Mutex<State>>);
 
@@ -90,10 +90,12 @@ impl Host {
         Ok(host)
     }
 
-    /// The line that is up, or why there is none.
+    /// The current line, or the reason why there is none.
     ///
     /// # Errors
-    /// [`Reason::NotOffered`]: nobody answered; [`Reason::HostGone`]: somebody did before.
+    ///
+    /// [`Reason::NotOffered`]: no daemon has answered yet; [`Reason::HostGone`]: one had answered
+    /// before.
     pub fn line(&self) -> Result<Arc<Line>, Reason> {
         match &*lock(&self.0) {
             State::Up(line) => Ok(line.clone()),
@@ -120,7 +122,7 @@ impl Host {
                     if !self.set(State::Up(line.clone())) {
                         return;
                     }
-                    // Only now: a reader of this line may ask for a pipe at once.
+                    // Only now: a reader of this log line may ask for a pipe at once.
                     say(format_args!("connected to the host"));
                     let ended = line.read().err().map_or_else(String::new, |e| e.to_string());
                     line.end();
@@ -129,7 +131,7 @@ impl Host {
                 }
                 Err(error) => (format!("no pipes from the host: {error}"), self.refusal()),
             };
-            // Once, not each second.
+            // Logged once, not each second.
             if text != last_text {
                 say(format_args!("{text}"));
                 last_text = text;
@@ -137,20 +139,19 @@ impl Host {
             if !self.set(State::Down(reason)) {
                 return;
             }
-            // A daemon that took another's place is there at once.
+            // A daemon that takes another's place answers at once.
             if reason != Reason::HostGone || begun.elapsed() < PAUSE {
                 thread::sleep(PAUSE);
             }
         }
     }
 
-    /// Reason for refusals without a daemon: one that was there and is gone stays gone until it
-    /// answers.
+    /// Reason for refusals without a daemon: [`Reason::HostGone`] stays until a daemon answers.
     fn refusal(&self) -> Reason {
         self.line().err().unwrap_or(Reason::NotOffered)
     }
 
-    /// Sets the state. False when the agent stops.
+    /// Sets the state. Returns false when the agent stops.
     fn set(&self, state: State) -> bool {
         let mut now = lock(&self.0);
         let goes_on = !matches!(*now, State::Stopped);
@@ -190,7 +191,7 @@ fn connect(
     if welcome.magic.get() != MAGIC || welcome.version.get() != VERSION {
         return Err(senseless());
     }
-    // Answers may take as long as pipes.
+    // Answers may take as long as pipes do.
     timeout(&stream, rustix::net::sockopt::Timeout::Recv, None)?;
     Ok(Line::new(stream, generation, welcome.max_len_bytes.get(), heartbeat))
 }

@@ -1,4 +1,4 @@
-//! Writing to files as the program would.
+//! Identity of a program: the agent writes files as its user.
 //!
 //! The agent is root, and file systems treat root differently: it keeps setuid bits of files that
 //! it writes, gets the blocks reserved for it, and more than its quota. None of that belongs to the
@@ -17,7 +17,7 @@ use crate::sys;
 /// Process, user and group of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Process; 0: in another PID namespace, so that it has no number here.
+    /// Process; 0: it is in another PID namespace, and so has no number here.
     pid: u32,
     uid: u32,
     gid: u32,
@@ -30,16 +30,17 @@ pub struct IdentityGuard {
 }
 
 impl Identity {
-    /// Identity of the process that has connected a Unix socket, as it was then.
+    /// Identity of the process that connected a Unix socket, at the time of the connect.
     ///
     /// # Errors
-    /// It is no such socket.
+    ///
+    /// The descriptor is no such socket.
     pub fn of(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
         let [pid, uid, gid] = sys::peer(socket)?;
         Ok(Self { pid, uid, gid })
     }
 
-    /// Has this thread use files as the program until the guard is dropped.
+    /// Makes this thread use files as the program until the guard is dropped.
     ///
     /// # Errors
     /// The agent lacks `CAP_SETUID` or `CAP_SETGID`.
@@ -53,8 +54,8 @@ impl Identity {
         Ok(acting)
     }
 
-    /// Most bytes of its files (`RLIMIT_FSIZE`). None: not known, as it has gone, or `/proc` hides
-    /// it.
+    /// Most bytes that a file of the program may have (`RLIMIT_FSIZE`). None: not known, as the
+    /// program has exited, or `/proc` hides it.
     pub fn max_file_bytes(&self) -> Option<u64> {
         // prlimit(2) would need CAP_SYS_RESOURCE.
         parse_limit(&fs::read_to_string(format!("/proc/{}/limits", self.pid)).ok()?)
@@ -63,7 +64,7 @@ impl Identity {
 
 impl Drop for IdentityGuard {
     fn drop(&mut self) {
-        // Going back to where the process as a whole is is always allowed.
+        // The way back to the IDs of the process as a whole is always allowed.
         let back = !self.is_other || sys::access_as(0, 0);
         debug_assert!(back, "back to root");
     }
@@ -82,7 +83,7 @@ fn parse_limit(limits: &str) -> Option<u64> {
 /// than a program may: for the calling thread and those that it starts from then on.
 ///
 /// # Errors
-/// The kernel does not let it.
+/// The kernel refuses it.
 pub fn give_up_privileges() -> Result<(), Errno> {
     // Blocks beyond the quota; setuid bits that stay.
     let unwanted = CapabilitySet::SYS_RESOURCE | CapabilitySet::FSETID;
@@ -133,7 +134,7 @@ mod tests {
         assert!(fs::read("/etc/shadow").is_ok());
         let got = file.metadata().unwrap();
         assert_eq!((got.uid(), got.gid()), (65534, 65534));
-        // It is not root's, whose bits stay.
+        // The file is not root's, whose setuid bits stay.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
         let acting = nobody.act().unwrap();
         file.write_all(b"x").unwrap();

@@ -1,5 +1,5 @@
-//! Read leases: while one is held nobody opens the file for writing or truncates it, and whoever
-//! tries waits (for `/proc/sys/fs/lease-break-time`, 45 s) until it is given up.
+//! Read leases: while one is held, opening the file for writing or truncating it waits (for
+//! `/proc/sys/fs/lease-break-time`, 45 s) until the lease is released.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,12 +16,12 @@ use crate::host::lock;
 use crate::sys;
 use crate::wake::Wake;
 
-/// A lease on a file that was opened for it alone; given up when dropped.
+/// Lease on a file that was opened for it alone. Released when dropped.
 #[derive(Debug)]
 pub struct Lease(Arc<WatchedLease>);
 
-/// A lease as the thread sees it that hears of breaks. It may hold it a moment longer than the
-/// lease lasts.
+/// Lease as the signal thread sees it, which hears of breaks. The thread may hold it a moment
+/// longer than the lease lasts.
 #[derive(Debug)]
 struct WatchedLease {
     file: File,
@@ -35,7 +35,7 @@ impl Lease {
         &self.0.file
     }
 
-    /// Whether somebody waits for it to be given up.
+    /// Whether another process waits for the release.
     pub fn is_broken(&self) -> bool {
         self.0.broken.load(Ordering::Acquire)
     }
@@ -43,15 +43,15 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // It would go with the file, but the thread that hears of breaks may keep that for a
-        // moment, and who waits for the pipe's answer opens the file at once. Fails when the kernel
-        // has taken it.
+        // Closing the file would release the lease, but the signal thread may keep it open for a
+        // moment, and a program that waits for the pipe's answer opens the file at once. Fails when
+        // the kernel has revoked the lease.
         let _ = sys::give_lease(self.0.file.as_fd());
     }
 }
 
 impl WatchedLease {
-    /// Asks the kernel whether the lease is to be broken, and wakes its holder then.
+    /// Checks with the kernel whether the lease is to be broken, and wakes its holder then.
     fn check(&self) {
         if !sys::lease_holds(self.file.as_fd()) && !self.broken.swap(true, Ordering::AcqRel) {
             self.wake.ring();
@@ -59,8 +59,8 @@ impl WatchedLease {
     }
 }
 
-/// Takes leases and tells their holders of breaks. Signals say that there is a break; which lease
-/// it is the kernel is asked, so that none is missed when signals are merged.
+/// Takes leases and wakes their holders at breaks. Signals say only that there is a break; the
+/// kernel is asked which lease it is, so that none is missed when signals are merged.
 #[derive(Debug)]
 pub struct Leases {
     held: Arc<Mutex<Vec<Weak<WatchedLease>>>>,
@@ -76,8 +76,7 @@ impl Leases {
     /// No descriptor or thread is left.
     pub fn start() -> io::Result<Self> {
         let (mut signalled, sender) = UnixStream::pair()?;
-        // The signal that the kernel sends if no other is asked for; unlike one of a queue it is
-        // never dropped.
+        // The signal that the kernel sends by default; unlike a queued one it is never dropped.
         let signal = signal_hook::low_level::pipe::register(libc::SIGIO, sender.try_clone()?)?;
         let held: Arc<Mutex<Vec<Weak<WatchedLease>>>> = Arc::default();
         let looked = held.clone();
@@ -102,7 +101,7 @@ impl Leases {
         held.retain(|lease| lease.strong_count() > 0);
         held.push(Arc::downgrade(&lease.0));
         drop(held);
-        // A break before it was in the list was told to nobody.
+        // A break before the lease was in the list was reported to no holder.
         lease.0.check();
         Ok(lease)
     }
@@ -111,7 +110,7 @@ impl Leases {
 impl Drop for Leases {
     fn drop(&mut self) {
         signal_hook::low_level::unregister(self.signal);
-        // The clone that the signal wrote to went with it; ours ends the thread.
+        // The signal handler's clone is closed already; closing ours ends the thread.
         let _ = self.sender.shutdown(std::net::Shutdown::Both);
     }
 }

@@ -1,13 +1,13 @@
-//! The guest's agent: the only one in a guest that the daemon believes about files and connections.
+//! Guest agent: the one program of a guest that the daemon believes about files and connections.
 //!
 //! # Theory of operation
 //! Programs connect to a Unix socket ([`serve`]) and hand over a source and a sink as descriptors:
 //! having them is the permission, as for `sendfile(2)`. For each connection a thread waits for
 //! requests. It looks at the descriptors itself and believes nothing that it can see for itself:
 //!
-//! - a **socket** ([`socket`]) must be established TCP. As a sink it is pushed until nothing is
-//!   unsent; of a source it is told at one moment what was received and what the program has read
-//!   of it. The rest is read from `TCP_INFO`;
+//! - a **socket** ([`socket`]) must be established TCP. A sink is pushed until nothing is unsent.
+//! Of a source, the daemon gets the bytes received and the bytes that the program has read, taken
+//! at one moment. The rest is read from `TCP_INFO`;
 //! - a **file that is read** ([`file_source`]) must be a regular one on ext4 or xfs. The agent
 //!   opens it again and takes a read lease ([`lease`]), so that nobody can write or truncate it,
 //!   then asks where its bytes lie ([`fiemap`]). Which disk of the VM that is, and that what is
@@ -36,9 +36,9 @@
 //!
 //! How many bytes a pipe must have to pay is measured ([`measure`]) once for each stream to the
 //! daemon, after its first pipe of a file; programs can ask for it.
-//!
-//! Each obstacle has a [`guest_abi::Reason`], with which the program's library falls back
-//! to the ordinary system call; the daemon is told how often ([`refusals`]), to count it. One
+//! At every end, no placeholder stays in a file and no byte is reported that is not there: bytes in
+//! doubt are read again and checked. With a file as the sink, the answer is a short count even when
+//! the daemon is lost.
 //! reason is not to be followed by that: [`guest_abi::Reason::Lost`], as nobody knows how much has
 //! arrived; with a count, so much has.
 //!

@@ -1,5 +1,5 @@
-//! The line to the daemon: one stream that is up, with its messages, the calls that wait for them,
-//! and the watch for a daemon that has gone.
+//! Line to the daemon: a connected stream with its messages, the calls that wait for them, and the
+//! heartbeat that notices a lost daemon.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, BufReader, Read};
@@ -23,27 +23,27 @@ use crate::say::say;
 use crate::wake::Wake;
 
 /// Most messages of a pipe that wait for its thread. A daemon asks for two writes or reads at a
-/// time; one that says more than this does not listen.
+/// time; one that sends more than this ignores the answers.
 pub const MAX_EVENTS: usize = 16;
-/// Most bytes to be written in messages that wait.
+/// Most bytes of write requests that wait.
 pub const MAX_EVENT_BYTES: usize = 4 * MAX_TAKE_BYTES;
 /// Bytes that are read from the stream at a time: the longest message.
 const READ_BYTES: usize = HEADER_BYTES + size_of::<Take>() + MAX_TAKE_BYTES;
 
-/// Watch for a daemon that has gone without a message: vsock tells nothing when the host's side is
-/// just not served any more.
+/// Heartbeat for a daemon that is lost without a message: vsock reports nothing when the host's
+/// side is just not served any more.
 #[derive(Debug, Clone, Copy)]
 pub struct Heartbeat {
-    /// Period of the looks at the stream while somebody waits. When nothing came since the last
-    /// look, the daemon is asked for a sign of life.
+    /// Period of the checks of the stream while a call waits. When no message came since the last
+    /// check, the daemon is pinged.
     pub every: Duration,
-    /// Looks at silence after that until the daemon is gone. Looks and not time: a guest that was
-    /// stopped for a while is no reason.
+    /// Checks in silence after that until the daemon counts as lost. Checks and not time: a guest
+    /// that was stopped for a while says nothing about its daemon.
     pub misses: u32,
 }
 
 impl Default for Heartbeat {
-    /// 10 s of silence. A daemon's answer needs a thread of its own, and no disk.
+    /// 10 s of silence. A daemon needs a thread of its own to answer, and no disk.
     fn default() -> Self {
         Self { every: Duration::from_secs(2), misses: 5 }
     }
@@ -54,7 +54,7 @@ impl Default for Heartbeat {
 pub enum Event {
     /// Answers a probe: the last event.
     Probed(Probed),
-    /// Tells how many bytes of the source are the guest's to read.
+    /// Reports how many bytes of the source are the guest's to read.
     Begun(u64),
     /// Asks for a range to be written.
     Write(WriteRequest),
@@ -62,11 +62,11 @@ pub enum Event {
     Read(ReadRequest),
     /// Ends a pipe: the last event.
     Done(Done),
-    /// Tells that the stream has ended before: the last event.
+    /// Reports that the stream has ended before: the last event.
     Lost,
 }
 
-/// A range of a pipe that is to be written: a [`Take`] with its bytes.
+/// Range of a pipe that is to be written: a [`Take`] with its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteRequest {
     /// Offset in the pipe.
@@ -77,14 +77,14 @@ pub struct WriteRequest {
     pub bytes: Option<Vec<u8>>,
 }
 
-/// A range of a pipe that is to be read: a [`Take`] of [`kind::GIVE`].
+/// Range of a pipe that is to be read: a [`Take`] of [`kind::GIVE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadRequest {
     /// Offset in the pipe.
     pub at: u64,
     /// Length of the range, at least 1.
     pub len_bytes: u32,
-    /// Whether it is read over placeholders. Else the bytes are sent.
+    /// Whether the range is read over placeholders. Else the bytes are sent.
     pub by_placeholders: bool,
 }
 
@@ -160,11 +160,11 @@ struct Inbox {
 }
 
 impl Inbox {
-    /// Adds an event. False when there is no room.
+    /// Adds an event. Returns false when there is no room.
     fn push(&mut self, event: Event) -> bool {
         let bytes = self.bytes + event.bytes();
         let fits = self.events.len() < MAX_EVENTS && bytes <= MAX_EVENT_BYTES;
-        // The end always fits.
+        // The last event always fits.
         if fits || event.is_last() {
             self.bytes = bytes;
             self.events.push_back(event);
@@ -208,7 +208,7 @@ struct Beat {
     ping: Option<u64>,
 }
 
-/// A stream to the daemon that is up.
+/// Connected stream to the daemon.
 #[derive(Debug)]
 pub struct Line {
     stream: OwnedFd,
@@ -218,13 +218,13 @@ pub struct Line {
     next_id: AtomicU64,
     beat: Mutex<Beat>,
     heartbeat: Heartbeat,
-    /// Different for each stream: what was learned over one does not hold for the next.
+    /// Number of the stream, different for each: facts learned over one do not hold for the next.
     pub generation: u64,
     /// Most bytes of one pipe.
     pub max_len_bytes: u64,
 }
 
-/// A message that will be answered.
+/// Message that will be answered.
 #[derive(Debug)]
 pub struct Call {
     line: Arc<Line>,
@@ -252,43 +252,43 @@ impl Call {
         self.line.write(kind::CANCEL, self.id, &[cancel.as_bytes()]);
     }
 
-    /// Answers that the guest has moved its own bytes to the sink; `sink` is its state now, if it
-    /// is a socket.
+    /// Answers that the guest has moved its own bytes to the sink. `sink` is the sink's state, if
+    /// it is a socket.
     pub fn answer_own(&self, own_bytes: u64, sink: Option<&SocketEnd>) {
         let own = Own { own_bytes: U64::new(own_bytes) };
         let sink = sink.map_or(&[][..], |sink| sink.as_bytes());
         self.line.write(kind::OWN, self.id, &[own.as_bytes(), sink]);
     }
 
-    /// Answers that a range is written, or why not.
+    /// Answers that a range is written, or with the errno.
     pub fn answer_write(&self, request: &WriteRequest, errno: u32) {
         let (at, len_bytes) = (U64::new(request.at), U32::new(request.len_bytes));
         let taken = Taken { at, len_bytes, errno: U32::new(errno) };
         self.line.write(kind::TAKEN, self.id, &[taken.as_bytes()]);
     }
 
-    /// Answers that a range is read, or why not.
+    /// Answers that a range is read, or with the errno.
     pub fn answer_read(&self, request: &ReadRequest, answer: &ReadAnswer) {
         let len_bytes = U32::new(answer.len_bytes);
         let head = Taken { at: U64::new(request.at), len_bytes, errno: U32::new(answer.errno) };
         self.line.write(kind::GIVEN, self.id, &[head.as_bytes(), &answer.bytes]);
     }
 
-    /// Ends the stream to a daemon that makes no sense; [`Event::Lost`] comes.
+    /// Ends the stream to a daemon that breaks the protocol; [`Event::Lost`] follows.
     pub fn give_up(&self) {
         say(format_args!("the host: a message about a pipe that makes no sense"));
         self.line.end();
     }
 
-    /// Looks for signs of life of the daemon, see [`Heartbeat`]. To be called by a thread that
-    /// waits, at the latest after the time that it returns.
+    /// Checks for signs of life of the daemon, see [`Heartbeat`]. A waiting thread calls it again
+    /// after the returned time at the latest.
     pub fn beat(&self) -> Duration {
         self.line.beat()
     }
 }
 
 impl Line {
-    /// A line over a stream on which the handshake is done.
+    /// Line over a stream on which the handshake is done.
     pub fn new(
         stream: OwnedFd,
         generation: u64,
@@ -316,10 +316,10 @@ impl Line {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends a message whose last answer is of kind `answer`; `wake` is rung when something is
-    /// there.
+    /// Sends a message whose last answer is of kind `answer`. Each event rings `wake`.
     ///
     /// # Errors
+    ///
     /// The stream has ended, and the message did not arrive as a whole.
     pub fn call(
         self: &Arc<Self>,
@@ -339,13 +339,13 @@ impl Line {
         }
     }
 
-    /// Tells the daemon how many requests the agent has refused itself. False when the stream has
-    /// ended.
+    /// Reports to the daemon how many requests the agent has refused itself. Returns false when the
+    /// stream has ended.
     pub fn tell_refusals(&self, refusals: &[Refusal]) -> bool {
         self.write(kind::REFUSALS, 0, &[refusals.as_bytes()])
     }
 
-    /// Writes a message. True when the kernel has taken all of it; else the stream ends.
+    /// Writes a message. Returns true when the kernel has taken all of it; else the stream ends.
     fn write(&self, kind: u16, id: u64, parts: &[&[u8]]) -> bool {
         let len = parts.iter().map(|part| part.len()).sum();
         let mut message = Vec::with_capacity(HEADER_BYTES + len);
@@ -359,16 +359,18 @@ impl Line {
         written
     }
 
-    /// Ends the stream; its reader notices and does the rest.
+    /// Ends the stream; its reader notices and cleans up.
     pub fn end(&self) {
         // Fails only when it has ended already.
         let _ = shutdown(&self.stream, Shutdown::Both);
     }
 
-    /// Takes messages until the stream ends or makes no sense. Never waits for those they are for.
+    /// Receives messages until the stream ends or the daemon breaks the protocol. Never waits for
+    /// the threads that they are for.
     ///
     /// # Errors
-    /// Always: why it has ended.
+    ///
+    /// Always: the cause of the end.
     pub fn read(&self) -> io::Result<std::convert::Infallible> {
         let mut stream = BufReader::with_capacity(READ_BYTES, Stream(self.stream.as_fd()));
         let mut body = Vec::new();
@@ -393,7 +395,7 @@ impl Line {
         }
         let event = Event::read(kind, body)?;
         let mut calls = self.calls();
-        // One that waits for another answer stays, and is told of the loss.
+        // A call that waits for another answer stays, and gets [`Event::Lost`].
         let waiting = calls.as_mut()?.get(&id).filter(|waiting| waiting.expects(kind))?;
         let is_last = event.is_last();
         let told = waiting.tell(event);
@@ -403,14 +405,15 @@ impl Line {
         Some(told || is_last)
     }
 
-    /// Tells all calls that the daemon is lost.
+    /// Gives [`Event::Lost`] to all calls.
     pub fn lose(&self) {
         for waiting in self.calls().take().into_iter().flatten().map(|(_, waiting)| waiting) {
             waiting.tell(Event::Lost);
         }
     }
 
-    /// Begins the heartbeat anew if nobody has waited lately: that time says nothing of the daemon.
+    /// Restarts the heartbeat if no call has waited for a period: that time says nothing about the
+    /// daemon.
     fn restart_heartbeat(&self) {
         let mut beat = lock(&self.beat);
         if beat.looked.elapsed() >= self.heartbeat.every {
@@ -447,7 +450,7 @@ impl Line {
     }
 }
 
-/// The stream as a reader of the standard library.
+/// Stream as a reader of the standard library.
 struct Stream<'a>(BorrowedFd<'a>);
 
 impl Read for Stream<'_> {

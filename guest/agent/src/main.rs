@@ -74,8 +74,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Reads the secret by which the daemon knows the agent: from the file that is named, or from where
-/// the VMM hands it in, if it does.
+/// Reads the secret that identifies the agent to the daemon: from the named file, or else from
+/// where the VMM puts it, if it does.
 fn read_secret(named: Option<PathBuf>) -> Result<Vec<u8>, AgentError> {
     let path = named.clone().unwrap_or_else(|| SECRET_PATH.into());
     let mut secret = match (std::fs::read(&path), named) {

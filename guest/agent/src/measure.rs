@@ -1,11 +1,11 @@
-//! The size from which on a pipe pays in this guest: the time that its start takes against the time
-//! that the guest's own way takes for each byte. Both are measured, once for each stream to the
+//! Break-even size of pipes in this guest: the time that a pipe takes to start against the time
+//! that the guest takes to copy each byte itself. Both are measured once for each stream to the
 //! daemon, when the first file of it could be piped.
 //!
 //! The start is a whole request, as programs make it, of a file with one block into a loopback
 //! connection. The daemon knows no such connection and refuses it at its last step
-//! ([`guest_abi::Reason::NoFlow`]); it counts sixteen such pipes. The own way is `sendfile(2)` into
-//! the same connection, whose bytes are dropped at the other end.
+//! ([`guest_abi::Reason::NoFlow`]); it counts sixteen such pipes. The guest's copy is `sendfile(2)`
+//! into the same connection, whose bytes are dropped at the other end.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Write};
@@ -30,16 +30,15 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::say::say;
 use crate::self_test::temporary_file;
 
-/// Number of measurements, after one to warm up. The quickest counts: whatever else runs in the
-/// guest and on its host makes a step slower, and medians of five differed by three times from boot
-/// to boot.
+/// Number of measurements, after one to warm up. The quickest counts: other work in the guest and
+/// on its host makes a step slower, and medians of five differed by three times from boot to boot.
 const ROUNDS: usize = 15;
-/// Bytes of the guest's own way: more than the buffers of a connection hold, and little enough to
-/// be quick.
+/// Bytes of the guest's copy: more than the buffers of a connection hold, and few enough to be
+/// quick.
 const COPY_BYTES: u64 = 1 << 20;
 /// Bytes of the pipe that is refused.
 const BLOCK_BYTES: u64 = 4096;
-/// Time limit of a step: nothing takes so long.
+/// Time limit of a step, longer than any step takes.
 const STEP_TIME: Duration = Duration::from_secs(5);
 /// Factor by which a pipe must save its start: a loopback costs the receiver's work as well, and a
 /// pipe has an end too.
@@ -47,10 +46,10 @@ const MARGIN: u128 = 2;
 /// Lowest result: below, a pipe was never seen to pay, as it saves less than the noise of a
 /// measurement.
 const MIN_KIB: u32 = 64;
-/// Highest result: above, one bad measurement would as good as forbid pipes.
+/// Highest result: above, one bad measurement would all but forbid pipes.
 const MAX_KIB: u32 = 64 << 10;
 
-/// Result of the measurement, with the stream to the daemon for which it holds.
+/// Result of the measurement, and the stream to the daemon for which it holds.
 #[derive(Debug, Default)]
 pub struct BreakEven {
     /// The last generation for which the measurement has begun.
@@ -60,9 +59,9 @@ pub struct BreakEven {
 }
 
 impl BreakEven {
-    /// Begins the measurement. True for the first caller on this stream, who is to do it.
+    /// Begins the measurement. Returns true for the first caller on this stream, who is to measure.
     pub fn begin(&self, generation: u64) -> bool {
-        // No generation is zero here.
+        // Generations here begin at 1.
         let mark = generation + 1;
         self.begun.fetch_max(mark, Ordering::AcqRel) < mark
     }
@@ -84,7 +83,7 @@ impl BreakEven {
 /// The smallest pipe that pays, in KiB: a multiple of [`MIN_KIB`]. `start` is the time that a pipe
 /// takes to begin, `copy` the time that the guest takes for `copied_bytes` of its own.
 pub fn min_bytes_kib(start: Duration, copy: Duration, copied_bytes: u64) -> u32 {
-    // A clock that has not moved: each byte is free.
+    // The clock has not moved: each byte is free.
     let copy_ns = copy.as_nanos().max(1);
     let bytes = (start.as_nanos() * MARGIN).saturating_mul(copied_bytes.into()) / copy_ns;
     let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(MAX_KIB);
@@ -94,7 +93,8 @@ pub fn min_bytes_kib(start: Duration, copy: Duration, copied_bytes: u64) -> u32 
 /// Measures on a file system, with `program` as the program's end of a connection to this agent.
 ///
 /// # Errors
-/// It could not be tried, or the daemon took the pipe, which it cannot have understood.
+///
+/// A step failed, or the daemon took the pipe, which it must refuse.
 pub fn measure(device: u64, program: &OwnedFd) -> io::Result<u32> {
     let (sender, receiver) = loopback()?;
     let file = cached_file(device, BLOCK_BYTES)?;
@@ -109,7 +109,7 @@ pub fn measure(device: u64, program: &OwnedFd) -> io::Result<u32> {
     Ok(kib)
 }
 
-/// The program's end and the agent's of a connection.
+/// Makes a connection: the program's end and the agent's.
 ///
 /// # Errors
 /// No descriptor is left.
@@ -132,7 +132,7 @@ fn loopback() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let sender = TcpStream::connect(listener.local_addr()?)?;
     let own = sender.local_addr()?;
-    // Anybody in the guest may connect: only our own end is taken.
+    // Any process of the guest may connect: only our own end is accepted.
     loop {
         let (receiver, peer) = listener.accept()?;
         if peer == own {
@@ -141,12 +141,12 @@ fn loopback() -> io::Result<(TcpStream, TcpStream)> {
     }
 }
 
-/// Makes a file in the page cache; opened for reading alone, as no lease would be had otherwise.
+/// Makes a file in the page cache, opened for reading only, as a lease requires.
 fn cached_file(device: u64, len_bytes: u64) -> io::Result<File> {
     let refused = |reason: Reason| io::Error::other(reason.text());
     let mut file = temporary_file(device, OFlags::empty()).map_err(refused)?;
     file.write_all(&vec![0x5A; len_bytes as usize])?;
-    // What FIEMAP would write back in the first round only.
+    // FIEMAP would write this back in the first round only.
     file.sync_data()?;
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
@@ -177,8 +177,7 @@ fn refused_pipe(program: &OwnedFd, file: &File, sink: &TcpStream) -> io::Result<
     }
 }
 
-/// Copies the file in the guest's own way, with the sender and the receiver on one CPU: in one
-/// thread.
+/// Copies the file through the guest, with the sender and the receiver on one CPU: in one thread.
 fn copy(file: &File, sender: &TcpStream, receiver: &TcpStream) -> io::Result<()> {
     let (mut sent, mut received) = (0, 0);
     while received < COPY_BYTES {
@@ -195,13 +194,13 @@ fn copy(file: &File, sender: &TcpStream, receiver: &TcpStream) -> io::Result<()>
     Ok(())
 }
 
-/// Waits for bytes and takes those that are there, without a copy; how many.
+/// Waits for bytes and drops those that are there, without a copy. Returns their number.
 fn drop_bytes(receiver: &TcpStream) -> io::Result<u64> {
     let time = Timespec::try_from(STEP_TIME).ok();
     if poll(&mut [PollFd::new(receiver, PollFlags::IN)], time.as_ref())? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    // TCP drops what `MSG_TRUNC` takes, and looks at the length of the buffer alone.
+    // TCP drops bytes read with `MSG_TRUNC`, and uses only the length of the buffer.
     let mut room = [0; 64 << 10];
     let (_, taken) = recv(receiver, &mut room, RecvFlags::TRUNC | RecvFlags::DONTWAIT)?;
     if taken == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(taken as u64) }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// A mount: a line of the table.
+/// Mount: a line of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// Major and minor number of its device.
@@ -15,7 +15,7 @@ pub struct Mount {
     pub options: String,
 }
 
-/// Reads the table; lines of another form are left out.
+/// Reads the table; skips lines of another form.
 pub fn parse(table: &str) -> Vec<Mount> {
     table.lines().filter_map(parse_line).collect()
 }
@@ -34,7 +34,7 @@ fn parse_line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Replaces escapes: blanks and backslashes are written as three octal digits.
+/// Replaces escapes: blanks and backslashes stand as three octal digits.
 fn unescape(word: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = word.as_bytes();

@@ -1,4 +1,4 @@
-//! A request of a program, from its descriptors to its answer.
+//! Pipe of a program: from its request and descriptors to its answer.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -37,12 +37,12 @@ pub struct Shared {
     pub leases: Leases,
     /// Counts of requests that the agent has refused itself.
     pub refusals: Arc<Refusals>,
-    /// Whether the agent ends: so do pipes.
+    /// Whether the agent stops: pipes end then.
     pub stopping: AtomicBool,
 }
 
 impl Shared {
-    /// Refuses a request, of which the daemon does not hear.
+    /// Refuses a request without the daemon.
     pub fn refuse(&self, reason: Reason) -> PipeOutcome {
         self.refusals.count(reason);
         PipeOutcome::nothing(reason)
@@ -54,14 +54,14 @@ impl Shared {
 pub struct PipeOutcome {
     /// Bytes that arrived.
     pub bytes: u64,
-    /// Reason why not more did.
+    /// Reason why no more bytes did.
     pub reason: Reason,
-    /// The nearest errno, in case nothing was moved.
+    /// Nearest errno, in case no byte was moved.
     pub errno: u32,
 }
 
 impl PipeOutcome {
-    /// Outcome of a request for which nothing was moved.
+    /// Outcome of a request for which no byte was moved.
     pub fn nothing(reason: Reason) -> Self {
         Self { bytes: 0, reason, errno: reason.errno() }
     }
@@ -80,8 +80,8 @@ impl PipeOutcome {
     }
 }
 
-/// Moves what a request asks for; returns when nothing of it is needed any more. `program` is the
-/// socket it came from, `wake` that of the calling thread.
+/// Serves a request. Returns when the pipe needs nothing of it any more. `program` is the socket
+/// that it came from, `wake` the event of the calling thread.
 pub fn run(
     shared: &Shared,
     request: &Request,
@@ -89,7 +89,7 @@ pub fn run(
     program: BorrowedFd<'_>,
     wake: &Arc<Wake>,
 ) -> PipeOutcome {
-    // From the beginning: the time limit covers all that it takes.
+    // Taken first: the time limit covers all steps.
     let timeout = Duration::from_millis(request.timeout_ms.get().into());
     let deadline = (!timeout.is_zero()).then(|| Instant::now() + timeout);
     if request.len_bytes.get() == 0 {
@@ -102,8 +102,8 @@ pub fn run(
     try_pipe(request, (source, sink), &watch, UNSENT_TIME)
 }
 
-/// Moves what a request asks for, without a second way for bytes that are not moved. Bytes that the
-/// sink has not sent yet are waited for as long as `unsent_time`.
+/// Moves bytes by a pipe, without a fallback for those that are not moved. Waits up to
+/// `unsent_time` for unsent bytes of the sink.
 pub fn try_pipe(
     request: &Request,
     ends: (OwnedFd, OwnedFd),
@@ -122,9 +122,9 @@ pub fn try_pipe(
     moved
 }
 
-/// Looks at both ends and asks the daemon; also the number of bytes that it was asked for. The
-/// cheap checks come first, and sockets are touched last, when all else is well: what they have
-/// received and sent must be told at once.
+/// Checks both ends and calls the daemon. Also returns the number of bytes of the call. Cheap
+/// checks come first, and sockets last, when all else is well: their counters must reach the daemon
+/// at once.
 fn begin(
     request: &Request,
     (source, sink): (OwnedFd, OwnedFd),
@@ -185,7 +185,7 @@ fn begin(
     Ok((call, (source, sink), len))
 }
 
-/// An end, or a socket that is looked at last.
+/// End of a pipe, or a socket that is opened last.
 enum Opened<T> {
     End(T),
     Later(OwnedFd),

@@ -1,7 +1,7 @@
-//! A file without a lease as the source of a pipe: the agent reads it with direct I/O, over
-//! placeholders, and the daemon copies the bytes where its disk is read. The file system keeps the
-//! blocks for the file while it does so, and writes first what is newer in the page cache. What the
-//! daemon has not seen goes to it as bytes.
+//! File without a lease as the source of a pipe: the agent reads it with direct I/O, over
+//! placeholders, and the daemon copies the bytes where its disk is read. Meanwhile the file system
+//! keeps the blocks for the file, and first writes newer content of the page cache. Bytes that the
+//! daemon has not seen go to it in messages.
 
 use std::fs::File;
 use std::io;
@@ -21,14 +21,14 @@ use crate::line::{Line, ReadAnswer, ReadRequest};
 use crate::placeholders::OverReadBuffer;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Most bytes of one system call. The memory is not where pages begin, so each page is a segment of
-/// the request, and a disk has 128 at least in practice; one that is cut elsewhere than between
-/// blocks is not seen by the daemon.
+/// Most bytes of one system call. The memory does not begin at a page, so each page is a segment of
+/// the request, and a disk has 128 at least in practice; the daemon does not see a request that is
+/// cut elsewhere than between blocks.
 const PIECE_BYTES: u64 = 512 << 10;
-/// Most bytes that a daemon asks for at once, by far.
+/// Most bytes that a daemon asks for at once, with ample room.
 const MAX_REQUEST_BYTES: u64 = 64 << 20;
 
-/// A file that is read over placeholders.
+/// File that is read over placeholders.
 #[derive(Debug)]
 pub struct PlacedSource {
     direct: File,
@@ -40,11 +40,12 @@ pub struct PlacedSource {
 }
 
 impl PlacedSource {
-    /// A source from `start` of a file that is open for reading; `device` is the number of its file
+    /// Source from `start` of a file that is open for reading; `device` is the number of its file
     /// system's device.
     ///
     /// # Errors
-    /// [`Reason::NoLease`], as there was none: it cannot be read so either. Or the host has gone.
+    ///
+    /// [`Reason::NoLease`]: the file cannot be read over placeholders either. Or the host is lost.
     pub fn new(
         plain: File,
         start: u64,
@@ -74,7 +75,8 @@ impl PlacedSource {
         &self.plain
     }
 
-    /// Reads what the daemon asks for, in a pipe of `len_bytes`. None: the daemon makes no sense.
+    /// Reads a range that the daemon asks for, in a pipe of `len_bytes`. None: the request breaks
+    /// the protocol.
     pub fn serve(&mut self, request: &ReadRequest, len_bytes: u64) -> Option<ReadAnswer> {
         let (at, len) = (request.at, u64::from(request.len_bytes));
         at.checked_add(len).filter(|until| *until <= len_bytes)?;
@@ -100,7 +102,7 @@ impl PlacedSource {
         while done < len_bytes {
             let want = (len_bytes - done).min(PIECE_BYTES) as usize;
             match over.read(&self.direct, self.start + at + done, at + done, want) {
-                // Not of whole blocks: the end is there.
+                // Not whole blocks: the file ends there.
                 Ok(read) if read == 0 || !read.is_multiple_of(BLOCK_BYTES) => {
                     return Ok(done + read as u64);
                 }
@@ -127,7 +129,7 @@ impl PlacedSource {
     }
 }
 
-/// Reads until the end of the file; how many bytes.
+/// Reads until the end of the file. Returns the number of bytes.
 pub fn read_up_to(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < into.len() {
@@ -145,7 +147,7 @@ pub fn read_up_to(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize
 mod tests {
     use super::*;
 
-    /// A source on a file system with direct I/O. Nobody replaces anything here.
+    /// Source on a file system with direct I/O. No daemon replaces bytes here.
     fn source(bytes: &[u8], start: u64) -> PlacedSource {
         let plain = tempfile::tempfile_in("/var/tmp").unwrap();
         plain.write_all_at(bytes, 0).unwrap();
@@ -174,7 +176,7 @@ mod tests {
             let last = first + (2 << 20);
             let got = serve(&mut source, last, 1 << 20, true).unwrap();
             assert_eq!((u64::from(got.len_bytes), got.errno), (left - last, 0));
-            // What nobody has seen.
+            // Bytes that no daemon has seen.
             let got = serve(&mut source, last + 1, 60_000, false).unwrap();
             assert_eq!((got.len_bytes, got.errno), (60_000, 0));
             assert!(got.bytes == bytes[(start + last) as usize + 1..][..60_000]);

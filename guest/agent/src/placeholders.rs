@@ -1,4 +1,4 @@
-//! Memory for placeholders that direct I/O takes: blocks to write, and a buffer to read over.
+//! Memory for placeholders that fits direct I/O: blocks to write, and a buffer to read over.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use rustix::io::{Errno, pread, pwrite};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// A sector of the disk.
+/// Sector of the disk.
 #[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Sector {
@@ -16,7 +16,7 @@ struct Sector {
     rest: [u8; SECTOR_BYTES - size_of::<Placeholder>()],
 }
 
-/// A block in memory that begins where a page does, as direct I/O wants it.
+/// Block in memory that begins at a page, as direct I/O requires.
 #[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
 struct Block([Sector; BLOCK_BYTES / SECTOR_BYTES]);
@@ -41,11 +41,12 @@ impl Blocks {
         self.blocks.len() * BLOCK_BYTES
     }
 
-    /// Writes one piece of placeholders, which stand for bytes of the pipe from `at` on, at most
-    /// `len_bytes` of them: a multiple of a sector. Returns the number of bytes written, also such
-    /// a multiple.
+    /// Writes one piece of placeholders, which stand for at most `len_bytes` bytes of the pipe from
+    /// `at` on: a multiple of a sector. Returns the number of bytes written, also such a multiple.
     ///
     /// # Errors
+    ///
+    /// Those of `pwrite(2)`.
     /// Those of `pwrite(2)`.
     pub fn write(
         &mut self,
@@ -61,14 +62,14 @@ impl Blocks {
             sector.head = Placeholder { magic, at: U64::new(at), tag: self.tag };
         }
         let written = pwrite(file, &self.blocks.as_bytes()[..len], offset)?;
-        // Half of a sector is none: it is written again.
+        // A half-written sector does not count: it is written again.
         match written / SECTOR_BYTES * SECTOR_BYTES {
             0 => Err(Errno::IO),
             written => Ok(written),
         }
     }
 
-    /// Reads one piece of a range that was written so; its bytes.
+    /// Reads one piece of a range that was written as placeholders.
     ///
     /// # Errors
     /// Those of `pread(2)`; also the end of the file.
@@ -95,7 +96,7 @@ impl Blocks {
     }
 }
 
-/// Memory with placeholders that is read over. It begins where no whole page does: see
+/// Memory with placeholders that is read over. It begins off a page boundary: see
 /// [`guest_abi::pipe`].
 #[derive(Debug)]
 pub struct OverReadBuffer {
@@ -106,7 +107,7 @@ pub struct OverReadBuffer {
 impl OverReadBuffer {
     /// Memory of `len_bytes`, a multiple of [`BLOCK_BYTES`].
     pub fn new(tag: [u8; 16], len_bytes: usize) -> Self {
-        // The last one has the part that does not fit into the first one.
+        // One more block, for the part that does not fit into the first one.
         let blocks = (0..=len_bytes / BLOCK_BYTES).map(|_| Block::new_zeroed()).collect();
         Self { tag, blocks }
     }
@@ -116,12 +117,12 @@ impl OverReadBuffer {
         &mut self.blocks.as_mut_bytes()[READ_SKEW_BYTES..][..len]
     }
 
-    /// Reads one piece over placeholders, which stand for bytes of the pipe from `at` on; at most
-    /// `len_bytes` of them, a multiple of a block. Returns the number of bytes; fewer only at the
-    /// end of the file. Nobody may look at the memory then: the daemon, which knows the tag, has
-    /// the bytes.
+    /// Reads one piece over placeholders, which stand for at most `len_bytes` bytes of the pipe
+    /// from `at` on: a multiple of a block. Returns the number of bytes; fewer only at the end of
+    /// the file. The bytes are not in the memory: the daemon, which knows the tag, has them.
     ///
     /// # Errors
+    ///
     /// Those of `pread(2)`.
     pub fn read(
         &mut self,
@@ -136,7 +137,7 @@ impl OverReadBuffer {
         let memory = &mut memory[..len];
         for (sector, at) in memory.chunks_mut(SECTOR_BYTES).zip((at..).step_by(SECTOR_BYTES)) {
             let head = Placeholder { magic, at: U64::new(at), tag };
-            // A sector has room for it.
+            // A sector has room for the placeholder's head.
             let _ = head.write_to_prefix(sector);
         }
         pread(file, memory, offset)

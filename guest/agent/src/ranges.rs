@@ -1,6 +1,6 @@
-//! Sets of ranges of a pipe: bytes to which something was done.
+//! Sets of ranges of a pipe's bytes.
 
-/// A set of ranges, with gaps between them, in order.
+/// Set of ranges in order, with gaps between them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<(u64, u64)>);
 
@@ -10,7 +10,7 @@ impl Ranges {
         if from == until {
             return;
         }
-        // Those before the first that touches it stay, and those behind the last.
+        // Ranges before the first that touches the new one stay, and those behind the last.
         let first = self.0.partition_point(|range| range.1 < from);
         let behind = self.0.partition_point(|range| range.0 <= until);
         if first < behind {
@@ -34,7 +34,7 @@ impl Ranges {
         self.0.len()
     }
 
-    /// Parts of them that lie from `from` up to `until`: pairs of beginning and end.
+    /// Parts of the ranges that lie from `from` up to `until`: pairs of beginning and end.
     pub fn between(&self, from: u64, until: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let cut = move |range: &(u64, u64)| (range.0.max(from), range.1.min(until));
         self.0.iter().map(cut).filter(|range| range.0 < range.1)
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn they_are_those_of_a_set_of_bytes() {
-        // Steps that are no multiples of one another, over and over each other.
+        // Steps that are no multiples of one another, overlapping again and again.
         for step in 1..40 {
             let (mut ranges, mut bytes) = (Ranges::default(), [false; 64]);
             for turn in 0..20_u64 {

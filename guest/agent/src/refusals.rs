@@ -1,4 +1,4 @@
-//! Counts requests that the agent refused itself, and tells the daemon, whose metrics show them.
+//! Counters of requests that the agent has refused itself; the daemon gets them for its metrics.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,12 +12,12 @@ use zerocopy::little_endian::{U16, U32};
 
 use crate::host::{Host, lock};
 
-/// Pause between two messages: a program may ask without end for what is refused.
+/// Pause between two messages: a program may repeat a refused request without end.
 pub const PAUSE: Duration = Duration::from_secs(1);
 
 const _: () = assert!(Reason::ALL.len() <= MAX_REFUSALS);
 
-/// Counts of refused requests since the daemon was told last.
+/// Counts of refused requests since the last report to the daemon.
 #[derive(Debug)]
 pub struct Refusals {
     /// Counts in the order of [`Reason::ALL`].
@@ -33,8 +33,8 @@ struct State {
 }
 
 impl Refusals {
-    /// Begins to tell the daemon, in a thread of its own. Without a daemon the counts are kept
-    /// until one is there and another request is refused.
+    /// Starts a thread that reports to the daemon. Without a daemon the counts are kept until one
+    /// is there and another request is refused.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -54,7 +54,7 @@ impl Refusals {
         Ok(refusals)
     }
 
-    /// Counts a request that was refused. One that is at its end already, or ends well, is not
+    /// Counts a refused request. Reasons that are no refusal (the end of the file, success) are not
     /// counted.
     pub fn count(&self, reason: Reason) {
         let at = Reason::ALL.iter().position(|&r| r == reason);
@@ -70,7 +70,7 @@ impl Refusals {
         self.changed.notify_one();
     }
 
-    /// Waits for a refused request. False at the end.
+    /// Waits for a refused request. Returns false at the end.
     fn wait(&self) -> bool {
         let idle = |state: &mut State| !state.is_new && !state.is_over;
         let waited = self.changed.wait_while(lock(&self.state), idle);
@@ -88,7 +88,8 @@ impl Refusals {
         let Ok(line) = host.line() else { return };
         let taken: Vec<_> = Reason::ALL.iter().zip(&self.counts).filter_map(take).collect();
         if !taken.is_empty() && !line.tell_refusals(&taken) {
-            // For the next stream. Half a message is none: nothing is counted twice.
+            // Counted for the next stream. A daemon ignores half a message: nothing is counted
+            // twice.
             for (reason, count) in Reason::ALL.iter().zip(&self.counts) {
                 let lost = taken.iter().find(|lost| lost.reason.get() == *reason as u16);
                 count.fetch_add(lost.map_or(0, |lost| lost.count.get()), Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Self-tests of a file system: that the daemon finds on a disk what the file system says is there,
-//! that it can put bytes in the place of placeholders, and that it sees what is read over them.
+//! Self-tests of a file system: the daemon finds the bytes on a disk where the file system reports
+//! them, it can replace placeholders, and it sees reads over placeholders.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -20,14 +20,15 @@ use crate::placeholders::{Blocks, OverReadBuffer};
 use crate::wake::Wake;
 use crate::{fiemap, mounts};
 
-/// The daemon's time to answer.
+/// Time that the daemon has to answer.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
-/// Writes a secret into a file on a device and lets the daemon look for it; the disk's number. The
-/// file system begins at `base` on the disk.
+/// Writes a secret into a file on a device and lets the daemon look for it. Returns the disk's
+/// number. The file system begins at `base` on the disk.
 ///
 /// # Errors
-/// The daemon has not found it, or it could not be tried.
+///
+/// The daemon has not found it, or a step failed.
 pub fn read(device: u64, base: u64, line: &Arc<Line>) -> Result<u32, Reason> {
     let (file, secret) = secret_file(device)?;
     let len = PROBE_BLOCK_BYTES as u64;
@@ -45,10 +46,11 @@ pub fn read(device: u64, base: u64, line: &Arc<Line>) -> Result<u32, Reason> {
     }
 }
 
-/// Writes placeholders into a file on a device and looks whether the daemon has replaced them.
+/// Writes placeholders into a file on a device and checks that the daemon has replaced them.
 ///
 /// # Errors
-/// It has not, or it could not be tried.
+///
+/// It has not, or a step failed.
 pub fn write(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     let file = temporary_file(device, OFlags::DIRECT)?;
     let (tag, secret) = (random()?, random()?);
@@ -63,11 +65,12 @@ pub fn write(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     if is_replaced { Ok(()) } else { Err(Reason::SelfTest) }
 }
 
-/// Reads a secret over placeholders and looks whether these are still there; the daemon looks
-/// whether it is the secret.
+/// Reads a secret over placeholders and checks that the memory still has these; the daemon checks
+/// that it sees the secret.
 ///
 /// # Errors
-/// They are not, or it could not be tried.
+///
+/// The memory has changed, or a step failed.
 pub fn read_over(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     let ((file, secret), tag) = (secret_file(device)?, random()?);
     let direct = crate::file_source::open_again(&file, OFlags::DIRECT)?;
@@ -78,7 +81,7 @@ pub fn read_over(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason>
     if is_seen { Ok(()) } else { Err(Reason::SelfTest) }
 }
 
-/// A file that is a block made of a secret, on the disk.
+/// Makes a file on the disk with one block that repeats a secret.
 fn secret_file(device: u64) -> Result<(File, [u8; 32]), Reason> {
     let (file, secret) = (temporary_file(device, OFlags::empty())?, random::<32>()?);
     let block = secret.repeat(PROBE_BLOCK_BYTES / secret.len());
@@ -87,7 +90,7 @@ fn secret_file(device: u64) -> Result<(File, [u8; 32]), Reason> {
     Ok((file, secret))
 }
 
-/// Tells the daemon of placeholders that are about to come.
+/// Announces placeholders to the daemon.
 fn announce(
     kind: u16,
     (disk, tag, secret): (u32, [u8; 16], [u8; 32]),
@@ -106,7 +109,7 @@ fn random<const N: usize>() -> Result<[u8; N], Reason> {
     if got == Ok(N) { Ok(bytes) } else { Err(Reason::SelfTest) }
 }
 
-/// A file without a name somewhere on a device: it goes when it is closed.
+/// Makes a file without a name somewhere on a device: it is deleted when closed.
 pub(crate) fn temporary_file(device: u64, flags: OFlags) -> Result<File, Reason> {
     let table = fs::read_to_string("/proc/self/mountinfo").map_err(|_| Reason::SelfTest)?;
     let mut reason = Reason::SelfTest;
@@ -114,7 +117,7 @@ pub(crate) fn temporary_file(device: u64, flags: OFlags) -> Result<File, Reason>
         if mount.device != (major(device), minor(device)) {
             continue;
         }
-        // Content goes to the journal first, and to its place at some later time.
+        // Content goes to the journal first, and to its place later.
         if mount.options.split(',').any(|option| option == "data=journal") {
             return Err(Reason::FileSystem);
         }
@@ -144,7 +147,7 @@ fn ask(kind: u16, probe: &[u8], line: &Arc<Line>) -> Result<Probed, Reason> {
     }
 }
 
-/// The answer, if it comes in time.
+/// The answer, or none after the time limit.
 fn wait(call: &Call, wake: &Wake) -> Option<Event> {
     let until = Instant::now() + PROBE_TIME;
     loop {
@@ -156,7 +159,7 @@ fn wait(call: &Call, wake: &Wake) -> Option<Event> {
             return None;
         }
         let left = Timespec::try_from(left).ok();
-        // Interrupted, it looks again.
+        // The loop covers an interrupted poll.
         let _ = poll(&mut [PollFd::new(wake, PollFlags::IN)], left.as_ref());
         wake.clear();
     }

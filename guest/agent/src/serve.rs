@@ -1,4 +1,4 @@
-//! The socket for programs, and a thread for each of their connections.
+//! Socket for programs, with a thread for each of their connections.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, Permissions};
@@ -42,13 +42,13 @@ pub const MAX_CONNECTIONS: usize = 256;
 pub const MAX_USER_CONNECTIONS: usize = 128;
 /// Time after which a connection without a request is closed.
 pub const IDLE_TIME: Duration = Duration::from_secs(30);
-/// Time that pipes have, at the end of the agent, to be ended by the daemon.
+/// Time that the daemon has, when the agent stops, to end the pipes.
 const STOP_TIME: Duration = Duration::from_secs(10);
-/// Waiting connections that the kernel keeps.
+/// Connections that wait in the kernel.
 const BACKLOG: i32 = 128;
 /// Pause before the next try when no descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Stack of a connection's thread: nothing large is on it.
+/// Stack of a connection's thread: it holds no large values.
 const STACK_BYTES: usize = 128 << 10;
 
 /// Settings of an agent.
@@ -56,18 +56,18 @@ const STACK_BYTES: usize = 128 << 10;
 pub struct Config<D> {
     /// Path of the socket to which programs connect.
     pub socket: PathBuf,
-    /// Way to reach the daemon.
+    /// Method to reach the daemon.
     pub dial: D,
-    /// Whether stacked devices are taken, see [`Disks::new`]: only for tests. Then nothing is
-    /// measured unasked: [`Agent::measure`].
+    /// Whether stacked devices are accepted, see [`Disks::new`]: only for tests. Then only
+    /// [`Agent::measure`] measures.
     pub any_device: bool,
-    /// Watch for a daemon that has gone.
+    /// Heartbeat of the stream to the daemon.
     pub heartbeat: Heartbeat,
-    /// Secret by which the daemon knows the agent; empty: none.
+    /// Secret that identifies the agent to the daemon; empty: none.
     pub secret: Vec<u8>,
 }
 
-/// An agent at work. It ends when dropped.
+/// Running agent. Stops when dropped.
 #[derive(Debug)]
 pub struct Agent {
     server: Arc<Server>,
@@ -84,7 +84,7 @@ struct Server {
     /// Wakes the accepting thread.
     wake: Wake,
     break_even: BreakEven,
-    /// Whether the break-even size is measured unasked.
+    /// Whether the agent measures the break-even size by itself.
     measures: bool,
 }
 
@@ -97,9 +97,10 @@ struct Users {
 }
 
 impl Agent {
-    /// Listens for programs and begins to look for the daemon.
+    /// Listens for programs and begins to connect to the daemon.
     ///
     /// # Errors
+    ///
     /// Another agent listens there; the socket cannot be made.
     pub fn start(config: Config<impl Dial>) -> Result<Self, AgentError> {
         let listener = listen_at(&config.socket)?;
@@ -124,20 +125,20 @@ impl Agent {
         Ok(Self { server, accepting: Some(accepting), socket: config.socket })
     }
 
-    /// Measures on a file system, by its device number, from which size on a pipe pays
-    /// ([`measure`]), in a thread; nothing if it was begun on this stream to the daemon. Happens
-    /// unasked after the first pipe of a file.
+    /// Measures the break-even size of pipes ([`measure`]) on a file system, by its device number,
+    /// in a thread of its own. Does nothing if a measurement was begun on this stream to the
+    /// daemon. The agent does it by itself after the first pipe of a file.
     pub fn measure(&self, device: u64) {
         self.server.measure(device);
     }
 
-    /// Ends all pipes and waits for it, for a while; then the rest.
+    /// Ends all pipes and waits for them, for a limited time; then ends the rest.
     fn stop(&mut self) {
         let server = &self.server;
         server.shared.stopping.store(true, Ordering::Release);
         server.wake.ring();
         if let Some(accepting) = self.accepting.take() {
-            // It has no result, and a panic was told already.
+            // The thread has no result, and a panic was logged already.
             let _ = accepting.join();
         }
         let _ = fs::remove_file(&self.socket);
@@ -157,7 +158,7 @@ impl Drop for Agent {
     }
 }
 
-/// Makes the folder and the socket; a socket that a dead agent has left is removed.
+/// Makes the folder and the socket. Removes the socket of a dead agent.
 fn listen_at(path: &Path) -> Result<OwnedFd, AgentError> {
     let what = format!("listen on {}", path.display());
     let errno = |error: Errno| AgentError::io(&what)(error);
@@ -180,7 +181,7 @@ fn listen_at(path: &Path) -> Result<OwnedFd, AgentError> {
     bind(&listener, &address).map_err(errno)?;
     fs::set_permissions(path, Permissions::from_mode(0o666)).map_err(AgentError::io(&what))?;
     listen(&listener, BACKLOG).map_err(errno)?;
-    // A connection may be gone before it is taken.
+    // A connection may end before it is accepted.
     rustix::io::ioctl_fionbio(&listener, true).map_err(errno)?;
     Ok(listener)
 }
@@ -192,7 +193,7 @@ impl Server {
                 Ok(program) => self.take(program),
                 Err(Errno::AGAIN) => {
                     let listener = PollFd::new(listener, PollFlags::IN);
-                    // Interrupted, it looks again.
+                    // The loop covers an interrupted poll.
                     let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN), listener], None);
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -207,7 +208,7 @@ impl Server {
         }
     }
 
-    /// Gives a connection a thread, or the answer that there is none.
+    /// Starts a thread for a connection, or refuses it.
     fn take(self: &Arc<Self>, program: OwnedFd) {
         let Ok([_, user, _]) = sys::peer(program.as_fd()) else { return };
         let wake = Wake::new().ok().map(Arc::new);
@@ -233,7 +234,7 @@ impl Server {
     fn serve(self: &Arc<Self>, program: &OwnedFd, wake: &Arc<Wake>) {
         while self.wait_for_request(program, wake) {
             let Some((request, fds)) = receive(program) else { return };
-            // Looked at before the pipe closes it.
+            // Read before the pipe closes the descriptor.
             let device = fds.first().filter(|_| self.measures).and_then(device_of);
             let moved = self.handle(&request, fds, program, wake);
             let is_query = request.op.get() == op::QUERY && moved.reason == Reason::Complete;
@@ -269,7 +270,7 @@ impl Server {
         }
     }
 
-    /// Measures with a connection as programs have it.
+    /// Measures over a connection like that of a program.
     fn measured(self: &Arc<Self>, device: u64) -> std::io::Result<u32> {
         let (program, own) = measure::connection()?;
         let wake = Arc::new(Wake::new()?);
@@ -279,7 +280,7 @@ impl Server {
         measure::measure(device, &program)
     }
 
-    /// Waits for a request. False when there is none for long, or the agent stops.
+    /// Waits for a request. Returns false when none comes for long, or the agent stops.
     fn wait_for_request(&self, program: &OwnedFd, wake: &Arc<Wake>) -> bool {
         let time = Timespec::try_from(IDLE_TIME).ok();
         loop {
@@ -291,7 +292,7 @@ impl Server {
             match poll(&mut fds, time.as_ref()) {
                 Ok(0) => return false,
                 Ok(_) if !fds[0].revents().is_empty() => return true,
-                // Woken for a pipe that is over, or for the end.
+                // Rung for a pipe that is over, or for the end.
                 Ok(_) => wake.clear(),
                 Err(Errno::INTR) => {}
                 Err(_) => return false,
@@ -322,7 +323,7 @@ impl Server {
     }
 }
 
-/// A connection's place among the limits; free again when dropped.
+/// Slot of a connection among the limits; free again when dropped.
 struct ConnectionSlot {
     server: Arc<Server>,
     user: u32,
@@ -358,8 +359,8 @@ impl Users {
     }
 }
 
-/// Receives a request with its descriptors; none when the program has gone. One of another length,
-/// or with more descriptors, becomes a request that makes no sense.
+/// Receives a request with its descriptors; none when the program has gone. A request of another
+/// length, or with more descriptors, becomes a malformed one.
 fn receive(program: &OwnedFd) -> Option<(Request, Vec<OwnedFd>)> {
     let mut bytes = [0; size_of::<Request>() + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -389,11 +390,11 @@ fn receive(program: &OwnedFd) -> Option<(Request, Vec<OwnedFd>)> {
     Some((request, fds))
 }
 
-/// Ends a connection. A program whose request is taken and not answered must believe that bytes
-/// were moved. So the kernel takes no more of them, those that are there are answered, and so is
-/// the one that may be tried next.
+/// Ends a connection. A program whose request is received and not answered must assume that bytes
+/// were moved. So the kernel receives no more requests, those that wait are answered, and so is the
+/// one that may be sent next.
 fn refuse(program: &OwnedFd) {
-    // Fails when the program has gone.
+    // Fails when the program has exited.
     let _ = shutdown(program, Shutdown::Read);
     let busy = || answer(program, PipeOutcome::nothing(Reason::AgentBusy), 0);
     while busy() && receive(program).is_some() {}
@@ -405,8 +406,8 @@ fn device_of(fd: &OwnedFd) -> Option<u64> {
     (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(stat.st_dev)
 }
 
-/// Sends an answer; false when the program has gone. It never waits: a program that reads no
-/// answers has gone.
+/// Sends an answer. Returns false when the program has exited. Never waits: a program that reads no
+/// answers counts as exited.
 fn answer(program: &OwnedFd, moved: PipeOutcome, min_bytes_kib: u32) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let mut answer = moved.answer();

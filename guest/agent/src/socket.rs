@@ -1,4 +1,4 @@
-//! A TCP socket as the end of a pipe.
+//! TCP socket as the end of a pipe.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,13 +17,13 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::sys::{self, TcpInfo};
 
-/// Time that bytes may wait to be sent for the first time.
+/// Time that bytes may stay unsent before a pipe.
 pub const UNSENT_TIME: Duration = Duration::from_millis(200);
-/// Pause between two looks at unsent bytes: no event of the socket tells of them without a change
+/// Pause between two checks of unsent bytes: no event of the socket reports them without a change
 /// of its settings.
 pub const UNSENT_PAUSE: Duration = Duration::from_millis(1);
-/// Most looks at the bytes received and unread, until nothing came in between. One look takes a
-/// microsecond.
+/// Most readings of the counters of received and unread bytes, until no byte came in between. One
+/// takes a microsecond.
 const LOOKS: usize = 64;
 
 const IPPROTO_TCP: u32 = 6;
@@ -31,7 +31,7 @@ const IPPROTO_MPTCP: u32 = 262;
 /// `TCP_ESTABLISHED`.
 const ESTABLISHED: u8 = 1;
 
-/// Use of a descriptor.
+/// Role of a descriptor in a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// It is read.
@@ -40,7 +40,7 @@ pub enum Use {
     Sink,
 }
 
-/// Checks that a program's descriptor is of a TCP socket, which may have a protocol above it in the
+/// Checks that a program's descriptor is a TCP socket, also one with a protocol above it in the
 /// kernel.
 pub fn check_tcp(program: BorrowedFd<'_>) -> Result<(), Reason> {
     match check(program, Use::Sink) {
@@ -49,8 +49,8 @@ pub fn check_tcp(program: BorrowedFd<'_>) -> Result<(), Reason> {
     }
 }
 
-/// Checks that a program's descriptor is of a TCP socket that may be used so. Whether it is
-/// connected is seen later, when the rest is read.
+/// Checks that a program's descriptor is a TCP socket that may have this role. Whether it is
+/// connected is checked later, with the rest of its state.
 pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
     let mode = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
     let refused = if to == Use::Sink { OFlags::RDONLY } else { OFlags::WRONLY };
@@ -63,19 +63,19 @@ pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
         Some(IPPROTO_MPTCP) => return Err(Reason::Mptcp),
         _ => return Err(Reason::NotTcp),
     }
-    // Addresses and ports name a connection in its own namespace only. In another, which every user
-    // can make, a socket may have those of somebody else's connection: it would be that one's
-    // bytes.
+    // Addresses and ports identify a connection in its own namespace only. In another, which every
+    // user can make, a socket may have those of another program's connection: the pipe would move
+    // that one's bytes.
     let own = own_network().ok_or(Reason::OtherNetwork)?;
     if sys::network(program).ok() != Some(own) {
         return Err(Reason::OtherNetwork);
     }
-    // Whatever else has that number has no such options.
+    // Other protocols with that number have no such options.
     if sys::has_ulp(program).map_err(|_| Reason::NotTcp)? { Err(Reason::Ulp) } else { Ok(()) }
 }
 
-/// The agent's network namespace, in which the daemon's network ports are looked for; none: the
-/// kernel does not tell.
+/// Cookie of the agent's network namespace, where the daemon's network ports are; none: the kernel
+/// does not have cookies.
 fn own_network() -> Option<u64> {
     static OWN: OnceLock<u64> = OnceLock::new();
     if let Some(own) = OWN.get() {
@@ -92,20 +92,21 @@ fn established(socket: BorrowedFd<'_>) -> Result<TcpInfo, Reason> {
     if info.state == ESTABLISHED { Ok(info) } else { Err(Reason::NotEstablished) }
 }
 
-/// A connection that a pipe reads. The descriptor is held as long as this lives.
+/// Connection that a pipe reads. Holds the descriptor while it lives.
 #[derive(Debug)]
 pub struct SocketSource {
     program: OwnedFd,
 }
 
 impl SocketSource {
-    /// A source, with its description for the daemon.
+    /// Source, with its description for the daemon.
     ///
     /// # Errors
-    /// Why it cannot be piped from. A peer that will send no more is one: the ordinary way reads
-    /// the rest.
+    ///
+    /// Reason why it cannot be piped from. One is a peer that has closed its side: the ordinary
+    /// read gets the rest.
     pub fn new(program: OwnedFd) -> Result<(Self, SocketEnd), Reason> {
-        // A byte out of band is not where it is counted.
+        // An urgent byte is not where the counters say.
         if has_urgent(program.as_fd()) {
             return Err(Reason::FlowOptions);
         }
@@ -113,7 +114,7 @@ impl SocketSource {
             || established(program.as_fd()),
             || rustix::io::ioctl_fionread(&program).map_err(|_| Reason::NotTcp),
         )?;
-        // The twin answers no congestion marks.
+        // The twin does not echo congestion marks (ECN).
         if info.options & option::ECN != 0 {
             return Err(Reason::FlowOptions);
         }
@@ -123,7 +124,7 @@ impl SocketSource {
     }
 }
 
-/// State of a connection and its unread bytes, with nothing received in between.
+/// State of a connection and its number of unread bytes, with no byte received in between.
 fn at_one_moment(
     info: impl Fn() -> Result<TcpInfo, Reason>,
     unread: impl Fn() -> Result<u64, Reason>,
@@ -150,8 +151,8 @@ fn has_urgent(socket: BorrowedFd<'_>) -> bool {
     poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::PRI)
 }
 
-/// A connection that a pipe writes to. It is uncorked if something waits, and corked again at the
-/// end if it was.
+/// Connection that a pipe writes to. Uncorked while bytes wait, and corked again at the end if it
+/// was before.
 #[derive(Debug)]
 pub struct SocketSink {
     program: OwnedFd,
@@ -159,11 +160,12 @@ pub struct SocketSink {
 }
 
 impl SocketSink {
-    /// Waits until nothing of it is unsent, at most `unsent_time`; a sink, with its description for
-    /// the daemon.
+    /// Waits until the socket has no unsent bytes, at most `unsent_time`. Returns a sink, with its
+    /// description for the daemon.
     ///
     /// # Errors
-    /// Why it cannot be piped to.
+    ///
+    /// Reason why it cannot be piped to.
     pub fn new(program: OwnedFd, unsent_time: Duration) -> Result<(Self, SocketEnd), Reason> {
         let mut sink = Self { program, corked: false };
         let until = Instant::now() + unsent_time;
@@ -178,10 +180,11 @@ impl SocketSink {
         }
     }
 
-    /// Pushes unsent bytes; when there are none, the description for the daemon.
+    /// Pushes unsent bytes. Returns the description for the daemon when there are none.
     ///
     /// # Errors
-    /// Why it cannot be piped to.
+    ///
+    /// Reason why it cannot be piped to.
     pub fn try_settle(&mut self) -> Result<Option<SocketEnd>, Reason> {
         let mut info = established(self.program.as_fd())?;
         if info.not_sent_bytes > 0 {
@@ -194,8 +197,8 @@ impl SocketSink {
         }
     }
 
-    /// Has the kernel send what Nagle's algorithm or the cork holds back: a header often waits so
-    /// for the bytes of this pipe.
+    /// Makes the kernel send the bytes that Nagle's algorithm or the cork holds back: a header
+    /// often waits there for the bytes of this pipe.
     fn push(&mut self) -> rustix::io::Result<()> {
         if sockopt::tcp_cork(&self.program)? {
             self.corked = true;
@@ -218,7 +221,7 @@ impl AsFd for SocketSink {
 impl Drop for SocketSink {
     fn drop(&mut self) {
         if self.corked {
-            // Fails when the connection has ended: then nothing is left to be held back.
+            // Fails when the connection has ended: then no bytes are held back.
             let _ = sockopt::set_tcp_cork(&self.program, true);
         }
     }

@@ -1,4 +1,4 @@
-//! System calls that no library has: all of the agent's `unsafe`.
+//! System calls that no library has: all of the agent's `unsafe` code.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,7 +23,7 @@ pub struct FiemapExtent {
     pub reserved2: [u32; 3],
 }
 
-/// `struct fiemap` with room behind it.
+/// `struct fiemap` with room for extents.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Fiemap {
@@ -36,11 +36,11 @@ struct Fiemap {
     extents: [FiemapExtent; FIEMAP_EXTENTS],
 }
 
-/// Number of the call, which has the size of the head alone.
+/// Number of the call, which encodes the size of the head alone.
 const FS_IOC_FIEMAP: Opcode = opcode::read_write::<[u64; 4]>(b'f', 11);
 const FIEMAP_FLAG_SYNC: u32 = 1;
 
-/// Asks for the first extents of a range of a file, after its dirty pages were written.
+/// Reads the first extents of a range of a file, after its dirty pages were written.
 pub fn fiemap(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> io::Result<Vec<FiemapExtent>> {
     let mut map = Box::new(Fiemap::new_zeroed());
     (map.start, map.len_bytes) = (start, len_bytes);
@@ -67,8 +67,8 @@ pub fn xflags(file: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(unsafe { ioctl(file, Getter::<FS_IOC_FSGETXATTR, Fsxattr>::new()) }?.xflags)
 }
 
-/// Process, user and group of the program that has connected a Unix socket. Not by rustix: to it
-/// the process is never 0, which it is in another PID namespace.
+/// Process, user and group of the program that connected a Unix socket. Not by rustix: there the
+/// process is never 0, which it is for another PID namespace.
 pub fn peer(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
     let mut who = [0u32; 3];
     let mut len = size_of_val(&who) as libc::socklen_t;
@@ -87,7 +87,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
 /// Option `SO_NETNS_COOKIE` (Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Number of the network namespace that a socket lives in: no two ever have the same. Not for Unix
+/// Cookie of a socket's network namespace: no two namespaces ever have the same. Not for Unix
 /// sockets.
 pub fn network(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut cookie = 0u64;
@@ -109,7 +109,7 @@ fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> i
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Number of this process, kept: the C library asks the kernel each time.
+/// Number of this process, cached: the C library asks the kernel each time.
 fn own_pid() -> libc::c_int {
     static OWN: OnceLock<u32> = OnceLock::new();
     *OWN.get_or_init(std::process::id) as libc::c_int
@@ -117,18 +117,18 @@ fn own_pid() -> libc::c_int {
 
 /// Takes a read lease, with `SIGIO` to this process when it is to be broken.
 pub fn take_lease(file: BorrowedFd<'_>) -> io::Result<()> {
-    // Before the lease: else the kernel takes the thread for the owner, and a thread that has ended
-    // gets no signal.
+    // Before the lease: else the kernel takes the thread for the owner, and an exited thread gets
+    // no signal.
     fcntl(file, F_SETOWN, own_pid())?;
     fcntl(file, libc::F_SETLEASE, libc::F_RDLCK as libc::c_int).map(|_| ())
 }
 
-/// Whether nobody wants the lease broken.
+/// Whether no process waits to break the lease.
 pub fn lease_holds(file: BorrowedFd<'_>) -> bool {
     fcntl(file, libc::F_GETLEASE, 0).is_ok_and(|kind| kind == libc::F_RDLCK as libc::c_int)
 }
 
-/// Gives a lease up.
+/// Releases a lease.
 pub fn give_lease(file: BorrowedFd<'_>) -> io::Result<()> {
     fcntl(file, libc::F_SETLEASE, libc::F_UNLCK as libc::c_int).map(|_| ())
 }
@@ -187,10 +187,10 @@ pub fn has_ulp(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(len > 0 && name[0] != 0)
 }
 
-/// Largest size of a page on any machine.
+/// Largest page size of any machine.
 const MAX_PAGE_BYTES: u64 = 64 << 10;
 
-/// Parts of a range of a file that are in the page cache: pairs of beginning and end, of whole
+/// Parts of a range of a file that are in the page cache: pairs of beginning and end, in whole
 /// pages.
 pub fn cached(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u64, u64)>> {
     let from = from / MAX_PAGE_BYTES * MAX_PAGE_BYTES;
@@ -223,10 +223,10 @@ pub fn cached(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u6
     Ok(found)
 }
 
-/// Gives this thread the access to file systems of another user and group; false when that is not
-/// allowed. Without the C library, which might do it to all threads.
+/// Gives this thread the file system access of another user and group. Returns false when that is
+/// not allowed. Bypasses the C library, which might change all threads.
 pub fn access_as(uid: u32, gid: u32) -> bool {
-    // No user has this number: the call only asks.
+    // No user has this number: the call only reads.
     const NONE: u32 = u32::MAX;
     // SAFETY: both calls take a number and touch no memory. They return what was before.
     let now = unsafe {

@@ -1,16 +1,16 @@
-//! Wakes a thread that waits in `poll(2)`.
+//! Event that wakes a thread from `poll(2)`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// An event of one thread; others ring it.
+/// Event of one thread; other threads ring it.
 #[derive(Debug)]
 pub struct Wake(OwnedFd);
 
 impl Wake {
-    /// A new one.
+    /// New event, not rung.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -18,15 +18,15 @@ impl Wake {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// The waiting thread's next `poll` returns.
+    /// Makes the waiting thread's next `poll` return.
     pub fn ring(&self) {
         // Fails only when it has rung 2^64 times: then it is readable already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Forgets earlier rings; whoever calls looks at what was told after it.
+    /// Clears earlier rings; the caller then checks the state that they announced.
     pub fn clear(&self) {
-        // Fails when nobody has rung.
+        // Fails when there was no ring.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

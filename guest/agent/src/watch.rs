@@ -1,4 +1,4 @@
-//! The watch over a pipe under way: reasons to end it, besides the daemon's messages.
+//! Watch over a running pipe: reasons to end it, besides the daemon's messages.
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -18,20 +18,20 @@ use crate::wake::Wake;
 pub struct Watch<'a> {
     /// State that all requests share.
     pub shared: &'a Shared,
-    /// The socket of the program that has asked.
+    /// Socket of the program that made the request.
     pub program: BorrowedFd<'a>,
     /// Event that wakes the calling thread.
     pub wake: &'a Arc<Wake>,
     /// Time at which the request ends at the latest.
     pub deadline: Option<Instant>,
-    /// Time that the request goes on without its program; none: it ends with it.
+    /// Time that the request outlives its program; none: it ends with it.
     behind: Option<Duration>,
-    /// Time at which the program went.
+    /// Time at which the program exited.
     gone: Cell<Option<Instant>>,
 }
 
 impl<'a> Watch<'a> {
-    /// A watch over a request that ends with its program.
+    /// Watch over a request that ends with its program.
     pub fn new(
         shared: &'a Shared,
         program: BorrowedFd<'a>,
@@ -41,37 +41,37 @@ impl<'a> Watch<'a> {
         Self { shared, program, wake, deadline, behind: None, gone: Cell::new(None) }
     }
 
-    /// Makes it a watch over a request that goes on for `time` when its program has gone, and has
+    /// Makes it a watch over a background request: one that outlives its program by `time`, and has
     /// no other limit.
     pub fn behind(mut self, time: Duration) -> Self {
         (self.behind, self.deadline) = (Some(time), None);
         self
     }
 
-    /// Whether the program has gone.
+    /// Whether the program has exited.
     pub fn is_alone(&self) -> bool {
         self.gone.get().is_some()
     }
 
-    /// Notes that the peer takes bytes: the time without a program begins anew.
+    /// Restarts the time without a program: the peer has taken bytes.
     pub fn renew(&self) {
         if self.is_alone() {
             self.gone.set(Some(Instant::now()));
         }
     }
 
-    /// Whether the program has gone, and its time is over.
+    /// Whether the program has exited, and the time after that is over.
     pub fn is_given_up(&self) -> bool {
         let patience = self.behind.unwrap_or_default();
         self.gone.get().is_some_and(|gone| gone.elapsed() >= patience)
     }
 
-    /// Whether nobody wants it any more.
+    /// Whether the request is to be cancelled.
     pub fn is_unwanted(&self) -> bool {
         self.is_given_up() || self.shared.stopping.load(Ordering::Acquire)
     }
 
-    /// Reason for which the pipe is to end, if it is.
+    /// Reason for which the pipe is to end, if there is one.
     pub fn end_reason(&self, source: &Source) -> Option<Reason> {
         if self.is_unwanted() {
             return Some(Reason::Cancelled);
@@ -80,8 +80,8 @@ impl<'a> Watch<'a> {
         source.end_reason().or(late.then_some(Reason::TimedOut))
     }
 
-    /// Sleeps until something may have happened, at the latest after `at_most`. Not interested in
-    /// the program and its time, it waits for the daemon alone. `also` may be waited for, too.
+    /// Sleeps until an event, or for `at_most`. Without `interested`, ignores the program and the
+    /// deadline, and waits for the daemon alone. `also` is a further descriptor to wait for.
     pub fn wait(
         &self,
         interested: bool,
@@ -99,7 +99,7 @@ impl<'a> Watch<'a> {
         also: Option<(BorrowedFd<'_>, PollFlags)>,
         at_most: Option<Duration>,
     ) {
-        // A program that has gone has nothing more to tell.
+        // A program that has exited sends no more events.
         let listens = interested && self.gone.get().is_none();
         let mut fds = Vec::with_capacity(3);
         fds.push(PollFd::new(self.wake, PollFlags::IN));
@@ -109,12 +109,12 @@ impl<'a> Watch<'a> {
         fds.extend(also.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
         let left = self.deadline.filter(|_| interested);
         let left = left.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // A millisecond more, so that it does not wake before the time.
+        // One millisecond more, so that it does not wake before the time.
         let left = left.map(|left| left + Duration::from_millis(1));
         let alone = self.gone.get().zip(self.behind).filter(|_| interested);
         let alone = alone.map(|(gone, patience)| patience.saturating_sub(gone.elapsed()));
         let time = [left, at_most, alone].into_iter().flatten().min();
-        // Interrupted, the caller looks again.
+        // The caller's loop covers an interrupted poll.
         let _ = poll(&mut fds, time.and_then(|time| Timespec::try_from(time).ok()).as_ref());
         if !fds[0].revents().is_empty() {
             self.wake.clear();

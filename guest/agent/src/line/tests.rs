@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::thread;
 
-/// Streams that a test hands out one by one.
+/// Streams that a test deals out one by one.
 pub(crate) struct Streams(pub mpsc::Receiver<UnixStream>);
 
 impl Dial for Streams {
@@ -15,7 +15,7 @@ impl Dial for Streams {
     }
 }
 
-/// Nothing takes so long when all is well.
+/// Time longer than any step takes.
 const LONG: Duration = Duration::from_secs(30);
 
 fn read<T: FromBytes + FromZeros + IntoBytes>(stream: &mut UnixStream) -> T {
@@ -136,7 +136,7 @@ fn messages_find_their_calls_in_their_order() {
     assert_eq!((taken.at.get(), taken.len_bytes.get(), taken.errno.get()), (9, 10, 28));
 }
 
-/// What of a message makes no sense.
+/// Messages that break the protocol, each in one part.
 #[test]
 fn messages_that_make_no_sense_end_the_stream() {
     let done = done(1);
@@ -164,7 +164,7 @@ fn messages_that_make_no_sense_end_the_stream() {
         let call = line.call(kind::PIPE, kind::DONE, &[], &wake).unwrap();
         let _: Header = read(&mut daemon);
         let header = Header::new(kind, id, body.len());
-        // The agent may have ended the stream before all of it is written.
+        // The agent may end the stream before all of it is written.
         let _ = daemon.write_all(&[header.as_bytes(), body].concat());
         assert_eq!(event(&call), Event::Lost, "{kind}");
         assert_eq!(daemon.read(&mut [0; 1]).unwrap_or(0), 0);
@@ -191,7 +191,7 @@ fn more_than_a_pipe_can_hear_ends_the_stream() {
         for at in 0..fits as u64 {
             say(&mut daemon, kind::TAKE, 1, &taking(at, how, &bytes));
         }
-        // What is taken makes room.
+        // Receiving makes room.
         let mut want = (0..).map(|at| {
             Event::Write(WriteRequest {
                 at,
@@ -201,7 +201,7 @@ fn more_than_a_pipe_can_hear_ends_the_stream() {
         });
         assert_eq!(event(&call), want.next().unwrap());
         say(&mut daemon, kind::TAKE, 1, &taking(fits as u64, how, &bytes));
-        // One too many.
+        // One message too many.
         let _ = daemon.write_all(
             &[Header::new(kind::TAKE, 1, 16 + bytes.len()).as_bytes(), &taking(99, how, &bytes)]
                 .concat(),
@@ -215,14 +215,14 @@ fn more_than_a_pipe_can_hear_ends_the_stream() {
     }
 }
 
-/// Waits as a pipe does, in steps of the heartbeat's own.
+/// Waits as a pipe does, in the heartbeat's own steps.
 fn beat_until(line: &Line, is_over: impl Fn() -> bool) {
     while !is_over() {
         thread::sleep(line.beat());
     }
 }
 
-/// The same, with a daemon that always answers before the next look.
+/// Waits like [`beat_until`], with a daemon that always answers before the next check.
 fn beat_in_turns_until(line: &Line, is_over: impl Fn() -> bool) {
     while !is_over() {
         thread::sleep(line.beat());
@@ -253,7 +253,7 @@ fn a_daemon_that_answers_is_not_given_up() {
     let call = line.call(kind::PIPE, kind::DONE, &[], &wake).unwrap();
     let answering = thread::spawn(move || {
         let pipe: Header = read(&mut daemon);
-        // Many times as long as its patience.
+        // Many times the heartbeat's limit.
         for _ in 0..20 {
             let ping: Header = read(&mut daemon);
             assert_eq!(ping.kind.get(), kind::PING);
@@ -264,7 +264,7 @@ fn a_daemon_that_answers_is_not_given_up() {
     });
     beat_in_turns_until(&line, || call.has_next());
     assert_eq!(event(&call), Event::Done(done(1)));
-    // With nobody who waits there is nothing on the stream.
+    // The stream is idle while no call waits.
     let mut daemon = answering.join().unwrap();
     daemon.set_nonblocking(true).unwrap();
     while daemon.read(&mut [0; 64]).is_ok() {}

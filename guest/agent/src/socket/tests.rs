@@ -67,7 +67,7 @@ fn a_source_tells_what_is_unread() {
     assert_eq!((end.received_bytes.get(), end.unread_bytes.get()), (5, 3));
     assert_eq!(end.remote_port.get(), client.local_addr().unwrap().port());
     drop(source);
-    // While more comes it is still of one moment.
+    // The values stay those of one moment while more bytes come.
     let writing = std::thread::spawn(move || {
         for _ in 0..2000 {
             client.write_all(&[1; 100]).unwrap();
@@ -86,7 +86,7 @@ fn a_source_tells_what_is_unread() {
     }
     let client = writing.join().unwrap();
 
-    // A byte out of band is not where it is counted.
+    // An urgent byte is not where the counters say.
     rustix::net::send(&client, b"!", rustix::net::SendFlags::OOB).unwrap();
     while SocketSource::new(server.try_clone().unwrap().into()).is_ok() {}
     let urgent = SocketSource::new(server.try_clone().unwrap().into());
@@ -97,7 +97,7 @@ fn a_source_tells_what_is_unread() {
 fn what_is_unread_is_asked_again_while_more_comes() {
     let received = std::cell::Cell::new(0);
     let info = || {
-        // Ten times something comes, after it was asked.
+        // Ten times bytes come after the first reading.
         let bytes_received = received.get();
         received.set((bytes_received + 1).min(10));
         Ok(TcpInfo { bytes_received, ..TcpInfo::new_zeroed() })
@@ -117,7 +117,7 @@ fn other_sockets_and_states_are_refused_with_their_reasons() {
     let sink =
         |fd: &dyn AsFd| SocketSink::new(fd.as_fd().try_clone_to_owned().unwrap(), UNSENT_TIME);
     let (server, client) = pair("127.0.0.1:0", "127.0.0.1");
-    // Its peer sends no more: bytes that wait are the ordinary way's.
+    // Its peer has closed its side: bytes that wait are left to the ordinary read.
     drop(client);
     while source(&server).is_ok() {
         std::thread::yield_now();
@@ -144,7 +144,7 @@ fn other_sockets_and_states_are_refused_with_their_reasons() {
             socket2::Type::STREAM,
             Some(socket2::Protocol::from(IPPROTO_MPTCP as i32)),
         );
-        // Not every kernel has it.
+        // Some kernels lack it.
         if let Ok(mptcp) = mptcp {
             assert_eq!(check(mptcp.as_fd(), to), Err(Reason::Mptcp));
         }
@@ -155,8 +155,8 @@ fn other_sockets_and_states_are_refused_with_their_reasons() {
     assert_eq!(check(file.as_fd(), Use::Source), Err(Reason::NotPermitted));
 }
 
-/// A user who has made a network of his own gives the addresses and ports of another's connection
-/// to a connection of his in it.
+/// A user makes a network of his own and, in it, a connection with the addresses and ports of
+/// another user's connection.
 #[test]
 #[allow(non_snake_case)]
 fn abuse_R10_a_connection_of_another_network_is_not_the_one_of_its_name() {
