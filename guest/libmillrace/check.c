@@ -1,5 +1,5 @@
-/* Calls the library as programs do; a test of guest/agent runs it with an agent whose daemon says that
- * everything was moved, or, with the argument "hold", that nothing ever is. */
+/* Calls the library as programs do. A test of guest/agent runs it with an agent whose daemon
+ * answers that all bytes were moved, or, with the argument "hold", never answers. */
 #define _GNU_SOURCE
 #include "millrace.h"
 
@@ -80,7 +80,8 @@ static void check_calls(void)
 	CHECK(millrace_pipe_options(server, file, LEN, &options) == -1 && errno == EINVAL);
 	fd = open("/dev/null", O_WRONLY);
 	CHECK(millrace_pipe(fd, file, NULL, LEN) == -1 && errno == EOPNOTSUPP);
-	CHECK(millrace_reason() == MILLRACE_NOT_A_FILE && millrace_may_fall_back(millrace_reason()));
+	CHECK(millrace_reason() == MILLRACE_NOT_A_FILE &&
+	      millrace_may_fall_back(millrace_reason()));
 	CHECK(strstr(millrace_reason_text(millrace_reason()), "regular file") != NULL);
 	close(fd);
 	CHECK(millrace_min_bytes() >= 0 && millrace_reason() == MILLRACE_COMPLETE);
@@ -170,11 +171,12 @@ static void check_interrupted(void)
 	int fd;
 
 	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
-	/* Again and again: the first one may come before it waits. */
+	/* Repeatedly: the first signal may come before the wait. */
 	ualarm(100000, 1000000 - 1);
 	CHECK(millrace_pipe(server, file, NULL, LEN) == -1 && errno == EINTR);
 	ualarm(0, 0);
-	CHECK(millrace_reason() == MILLRACE_CANCELLED && !millrace_may_fall_back(MILLRACE_CANCELLED));
+	CHECK(millrace_reason() == MILLRACE_CANCELLED &&
+	      !millrace_may_fall_back(MILLRACE_CANCELLED));
 	options.timeout_ms = 50;
 	CHECK(millrace_pipe_options(server, file, LEN, &options) == -1 && errno == ETIMEDOUT);
 	fd = millrace_pipe_start(server, file, LEN, NULL);

@@ -1,9 +1,9 @@
 /* Connections to the guest's agent.
  *
- * They are kept for the next call: a small table for the whole process, of which a call takes one for
- * itself. It needs no lock, nothing at the end of a thread, and a child of fork(2) finds all of it to
- * close. A program may have closed our descriptors (daemons close all) and have others with these
- * numbers: each is known by its inode too and looked at before use. */
+ * They are kept for the next call: a small table for the whole process, from which a call takes
+ * one for itself. It needs no lock and no work at the end of a thread, and a child of fork(2)
+ * finds all of them to close. A program may have closed their descriptors (daemons close all)
+ * and reused the numbers: each is identified by its inode too and checked before use. */
 #define _GNU_SOURCE
 #include "exchange.h"
 
@@ -29,7 +29,7 @@ struct slot {
 	_Atomic time_t idle_since_s;
 };
 
-/* The agent closes those on which nothing was asked for half a minute. */
+/* The agent closes connections that were idle for half a minute. */
 #define OLD_S 20
 
 static time_t now_s(void)
@@ -51,7 +51,8 @@ static int is_ours(const struct slot *slot)
 	       stat.st_ino == slot->ino;
 }
 
-/* In a child: the connections are the parent's. Calls nothing but what is async-signal-safe. */
+/* Drops the connections in a child: they are the parent's. Calls only async-signal-safe
+ * functions. */
 static void after_fork(void)
 {
 	for (int i = 0; i < MAX_KEPT; i++) {
@@ -89,7 +90,7 @@ static int connect_agent(int flags)
 		errno = error;
 		return -1;
 	}
-	/* It was for connecting alone. */
+	/* O_NONBLOCK was needed for the connect only. */
 	if (flags & SOCK_NONBLOCK)
 		(void)fcntl(fd, F_SETFL, 0);
 	return fd;

@@ -1,5 +1,5 @@
-/* Copies files with the shim; a test of guest/agent runs it with an agent that is told what to do with the
- * calls that come to it, and compares which they were: each has a length of its own. */
+/* Copies files with the shim. A test of guest/agent runs it with an agent that gets an answer
+ * for each call, and compares the calls: each has a length of its own. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -18,7 +18,7 @@
 #define LARGE 100000
 #define SMALL 65535
 
-/* It does not wait for ever for what does not come. */
+/* Time limit of a wait. */
 #define LONG_S 30
 
 static int a;
@@ -36,7 +36,7 @@ static off_t position(int fd)
 	return lseek(fd, 0, SEEK_CUR);
 }
 
-/* So many bytes of one are so many of the other. */
+/* Checks that a range of one file equals a range of the other. */
 static void compare(int in, off_t in_at, int out, off_t out_at, size_t len)
 {
 	static char want[LEN], got[LEN];
@@ -82,7 +82,7 @@ static void check_positions(void)
 	close(b);
 }
 
-/* What is not for a pipe: the kernel says what it always says. */
+/* Calls that are no pipe's: they give the kernel's results. */
 static void check_originals(void)
 {
 	int b = open_new("b", 0), c = open_new("c", O_APPEND), d = open_new("d", O_SYNC);
@@ -90,7 +90,7 @@ static void check_originals(void)
 
 	CHECK(copy(a, &in_at, b, &out_at, SMALL) == SMALL);
 	compare(a, 0, b, 10, SMALL);
-	/* Little is left, whatever is asked for. */
+	/* Few bytes are left, whatever the count. */
 	in_at = LEN - SMALL;
 	CHECK(copy(a, &in_at, b, NULL, SSIZE_MAX) == SMALL);
 	CHECK(copy(a, &past, b, NULL, LARGE) == 0);
@@ -125,13 +125,13 @@ static void check_sendfile(void)
 	compare(a, 11, b, 0, LARGE + 6);
 	compare(a, 3, b, LARGE + 6, LARGE + 7);
 	CHECK(sendfile(b, a, &at, SMALL) == SMALL);
-	/* Little is left, whatever is asked for. */
+	/* Few bytes are left, whatever the count. */
 	at = LEN - SMALL;
 	CHECK(sendfile(b, a, &at, LARGE) == SMALL);
 	close(b);
 }
 
-/* The agent dies in the middle: all of it is copied, though nobody knows what was. */
+/* The agent dies in the middle: all bytes are copied, though the number moved is not known. */
 static void check_lost(void)
 {
 	int b = open_new("b", 0);
@@ -143,7 +143,7 @@ static void check_lost(void)
 	close(b);
 }
 
-/* A connection's end; the other stays open and unread. */
+/* Returns one end of a connection; the other stays open and unread. */
 static int new_connection(void)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET,
@@ -158,7 +158,8 @@ static int new_connection(void)
 	return accept(listener, NULL, NULL);
 }
 
-/* Who refused what: the first of each is refused, the same again is not asked for, others are. */
+/* Refusals by each kind of end: the first call is refused, the same again is not asked for,
+ * others are. */
 static void check_refusals(void)
 {
 	int b = open_new("b", 0), c = open_new("c", 0), server = new_connection();
@@ -177,7 +178,7 @@ static void check_refusals(void)
 	at = to = 0;
 	CHECK(copy(c, &at, b, &to, LARGE + 25) == LARGE + 25);
 	CHECK(copy(a, &at, c, NULL, LARGE + 26) == LARGE + 26);
-	/* Of a pipe to a socket nothing is known. */
+	/* Nothing is known about a pipe to a socket. */
 	at = 0;
 	CHECK(sendfile(server, a, &at, LARGE + 27) == 10);
 	CHECK(sendfile(server, b, &at, LARGE + 28) == 10);

@@ -1,4 +1,4 @@
-/* Corners of epoll(7), fork(2) and signals that programs seldom come to; a test of guest/agent runs it. */
+/* Corner cases of epoll(7), fork(2) and signals. A test of guest/agent runs it. */
 #define _GNU_SOURCE
 #include "shim-check.h"
 
@@ -10,13 +10,13 @@
 #define FORKS 50
 #define TICK_US 500
 
-/* The set has something to tell, but nobody asks. */
+/* Waits until the set has an event, without taking it. */
 static void wait_told(const struct world *world)
 {
 	CHECK(poll(&(struct pollfd){.fd = world->set, .events = POLLIN}, 1, LONG_MS) == 1);
 }
 
-/* Who is told of edges takes a short count for a full buffer. */
+/* A program with edge-triggered events takes a short count for a full buffer. */
 static void check_short_edges(void)
 {
 	struct world world = new_world(EPOLLIN | EPOLLOUT | EPOLLET, 5);
@@ -32,7 +32,7 @@ static void check_short_edges(void)
 	end(&world);
 }
 
-/* The socket has an event, and its pipe ends, before anybody waits: that is one event. */
+/* The socket has an event, and its pipe ends, before the program waits: that is one event. */
 static void check_once_together(void)
 {
 	uint32_t wish = EPOLLIN | EPOLLOUT | EPOLLONESHOT;
@@ -52,7 +52,7 @@ static void check_once_together(void)
 	end(&world);
 }
 
-/* A child has the set too, and waits no longer than it wants for what is its parent's. */
+/* A child shares the set, and an event of its parent does not lengthen its wait. */
 static void check_shared_set(void)
 {
 	struct world world = new_world(EPOLLIN | EPOLLOUT, 5);
@@ -88,7 +88,7 @@ static void fork_in_handler(int number)
 	forks++;
 }
 
-/* Most signals come within the shim. The child goes on from there. */
+/* Most signals interrupt the shim. The child goes on from there. */
 static void check_signals(void)
 {
 	struct sigaction action = {.sa_handler = fork_in_handler, .sa_flags = SA_RESTART};

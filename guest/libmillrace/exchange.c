@@ -56,8 +56,9 @@ int millrace_read_answer(int fd, int flags, struct outcome *outcome)
 	return 1;
 }
 
-/* A signal without SA_RESTART ends the pipe, as it ends sendfile(2): the agent is asked for the end and
- * says what was moved until then. 0, or -1 when the agent has gone without an answer. */
+/* Waits for the answer. A signal without SA_RESTART ends the pipe, as it ends sendfile(2): the
+ * agent is asked to end it and answers with the bytes moved until then. 0, or -1 when the agent
+ * exits without an answer. */
 static int wait_answer(int fd, struct outcome *outcome, int *interrupted)
 {
 	int got;
@@ -68,7 +69,7 @@ static int wait_answer(int fd, struct outcome *outcome, int *interrupted)
 			shutdown(fd, SHUT_WR);
 		*interrupted = 1;
 	}
-	/* An answer may lie behind the error that the agent did not take the request. */
+	/* An answer may follow the error that the agent did not accept the request. */
 	if (got < 0 && millrace_read_answer(fd, MSG_DONTWAIT, outcome) <= 0)
 		return -1;
 	if (*interrupted && outcome->result.moved == 0 &&
@@ -82,14 +83,14 @@ struct outcome millrace_failed(int reason, int error)
 	return (struct outcome){.result = {.reason = reason, .error = error}};
 }
 
-/* What a request is answered with that could not be sent on a new connection. */
+/* Outcome of a request that could not be sent on a new connection. */
 static struct outcome refused(int fd, int error)
 {
 	struct outcome outcome;
 
 	if (error == EBADF)
 		return millrace_failed(MILLRACE_NOT_PERMITTED, EBADF);
-	/* The agent has closed it: it may have said why before. */
+	/* The agent has closed the connection, perhaps after it has sent a reason. */
 	for (int i = 0; i < 2; i++)
 		if (millrace_read_answer(fd, MSG_DONTWAIT, &outcome) > 0)
 			return outcome;
@@ -120,7 +121,7 @@ int millrace_send(struct connection *connection, const struct request *request, 
 	return -1;
 }
 
-/* Whether the agent answers on a new one: it refuses some behind the program's back. */
+/* Whether the agent serves a new connection: it may refuse one after connect(2) has succeeded. */
 static int is_served(const struct connection *connection, int timeout_ms, int *reason)
 {
 	struct pollfd answer = {.fd = connection->fd, .events = POLLIN};
@@ -145,7 +146,7 @@ int millrace_take_served(struct connection *connection, int timeout_ms, int *rea
 
 		if (millrace_take(connection, attempt == MAX_KEPT, SOCK_NONBLOCK) < 0)
 			return -1;
-		/* A kept one was served before, unless the agent has closed it. */
+		/* A kept connection was served before, unless the agent has closed it. */
 		if (connection->is_fresh)
 			is_well = is_served(connection, timeout_ms, reason);
 		else
@@ -163,7 +164,8 @@ int millrace_take_served(struct connection *connection, int timeout_ms, int *rea
 	return -1;
 }
 
-int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, int64_t at, int64_t len)
+int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, int64_t at,
+			 int64_t len)
 {
 	struct request request = {
 	    .magic = htole32(AGENT_MAGIC),
@@ -176,7 +178,7 @@ int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, i
 	};
 	int fds[2] = {in_fd, out_fd};
 
-	/* Its number may be another's. */
+	/* The number may belong to another file by now. */
 	if (!millrace_is_kept(connection)) {
 		millrace_let_go(connection);
 		return -1;
@@ -199,7 +201,7 @@ struct outcome millrace_exchange(const struct request *request, const int *fds)
 	if (millrace_send(&connection, request, fds, 0, &outcome) < 0)
 		return outcome;
 	gone = wait_answer(connection.fd, &outcome, &interrupted) < 0;
-	/* An agent that died may have moved bytes: nobody knows. */
+	/* An agent that died may have moved bytes: their number is not known. */
 	if (gone)
 		outcome = fds ? millrace_failed(MILLRACE_LOST, EIO)
 			      : millrace_failed(MILLRACE_NO_AGENT, EOPNOTSUPP);

@@ -1,6 +1,6 @@
-/* Sends files in parts with the shim, as some servers do; a test of guest/agent runs it, with a daemon that is
- * told what to say. Pipes pay from so many bytes on that five parts are one. What a daemon refuses the agent
- * sends, so the bytes arrive. */
+/* Sends files in parts with the shim, as some servers do. A test of guest/agent runs it, with a
+ * daemon that is told its answers. The break-even size is that of five parts. The agent sends
+ * what the daemon refuses, so the bytes arrive. */
 #define _GNU_SOURCE
 #include "shim-check.h"
 
@@ -11,18 +11,18 @@
 
 #define PART 70000
 #define PARTS 5
-/* Together with four parts as much as pays. */
+/* With four parts, just the break-even size. */
 #define TAIL 30000
 
 static const char *path;
 
-/* The next part; what sendfile says. */
+/* Sends the next part. Returns sendfile's result. */
 static ssize_t send_part(struct world *world)
 {
 	return sendfile(world->server, file, &world->at, PART);
 }
 
-/* The file's bytes arrive, from this offset on. */
+/* Checks that the file's bytes arrive, from this offset on. */
 static void check_arrives(const struct world *world, off_t at, size_t len)
 {
 	static char got[PARTS * PART], want[PARTS * PART];
@@ -39,7 +39,7 @@ static void check_end(const struct world *world)
 	CHECK(recv(world->client, &byte, 1, 0) == 0);
 }
 
-/* It comes when the program has heard of its pipe's end. */
+/* The end of the connection comes after the program has got its pipe's end. */
 static void check_end_later(const struct world *world)
 {
 	struct epoll_event got[8];
@@ -60,12 +60,12 @@ static void check_nothing_arrives(const struct world *world)
 	CHECK(recv(world->client, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 }
 
-/* A connection to which so many parts were sent; the last one is gathered. */
+/* Makes a connection on which several parts were sent, the last of them gathered. */
 static struct world gathering(void)
 {
 	struct world world = new_world(EPOLLIN | EPOLLOUT, 5);
 
-	/* Only who waits in the set gathers. */
+	/* Only a thread that waits in the set gathers. */
 	EXPECT(&world, EPOLLOUT, 5);
 	for (int i = 0; i < 2; i++) {
 		CHECK(send_part(&world) == PART);
@@ -80,7 +80,7 @@ static void check_parts(void)
 {
 	struct world world = gathering();
 
-	/* It could go on: nothing is begun. */
+	/* More parts may come: no pipe is begun. */
 	EXPECT(&world, EPOLLOUT, 5);
 	for (int i = 1; i < PARTS; i++) {
 		errno = 77;
@@ -92,21 +92,22 @@ static void check_parts(void)
 	EXPECT(&world, EPOLLOUT, 5);
 	check_nothing_arrives(&world);
 	CHECK(world.at == 10 + (2 + PARTS) * PART);
-	/* And on; more at a time, since that was quick. It begins before the program sleeps. */
+	/* Goes on, with more bytes at a time, since that was quick. The pipe begins before the
+	 * program sleeps. */
 	for (int i = 0; i < PARTS + 1; i++)
 		CHECK(send_part(&world) == PART);
 	modify(&world, EPOLLIN, 6);
 	EXPECT_NOTHING(&world);
 	tell_done((PARTS + 1) * PART, (PARTS + 1) * PART, MILLRACE_COMPLETE);
 	EXPECT_NOTHING(&world);
-	/* So does what no part was added to, if others keep the program busy. */
+	/* So does a socket that got no part, while others keep the program busy. */
 	CHECK(send_part(&world) == PART);
 	modify(&world, EPOLLOUT, 7);
 	EXPECT(&world, EPOLLOUT, 7);
 	EXPECT_NOTHING(&world);
 	tell_done(PART, PART, MILLRACE_COMPLETE);
 	EXPECT(&world, EPOLLOUT, 7);
-	/* Another part than the next one is another story. */
+	/* A part that is not the next one begins anew. */
 	world.at += 5;
 	CHECK(send_part(&world) == PART);
 	check_arrives(&world, world.at - PART, PART);
@@ -121,13 +122,13 @@ static void check_end_of_file(void)
 
 	world.at = len - 3 * PART;
 	for (int i = 0; i < 2; i++) {
-		/* The first ends what was gathered before. */
+		/* The first ends the gathering before. */
 		if (i == 0) {
 			CHECK(send_part(&world) == -1 && errno == EAGAIN);
 			tell_done(PART, PART, MILLRACE_COMPLETE);
 			EXPECT(&world, EPOLLOUT, 5);
 		}
-		/* A pipe of what is left does not pay. */
+		/* A pipe of the rest does not pay. */
 		CHECK(send_part(&world) == PART);
 		check_arrives(&world, world.at - PART, PART);
 	}
@@ -151,7 +152,7 @@ static void check_end_of_file(void)
 	end(&world);
 }
 
-/* Nobody would send what a thread gathers that waits elsewhere. */
+/* A thread that waits elsewhere would never send its gathered parts. */
 static void check_others(void)
 {
 	struct world world = gathering();
@@ -161,7 +162,7 @@ static void check_others(void)
 	EXPECT(&other, EPOLLOUT, 6);
 	EXPECT(&other, EPOLLOUT, 6);
 	check_arrives(&world, world.at - PART, PART);
-	/* The bytes arrive before the agent says that they did. */
+	/* The bytes arrive before the agent reports them. */
 	EXPECT(&world, EPOLLOUT, 5);
 	for (int i = 0; i < 4; i++) {
 		EXPECT(&other, EPOLLOUT, 6);
@@ -172,7 +173,7 @@ static void check_others(void)
 	end(&world);
 }
 
-/* What is written next comes behind it. */
+/* Later writes come behind the pipe. */
 static void check_order(void)
 {
 	struct world world = gathering();
@@ -186,7 +187,7 @@ static void check_order(void)
 	tell_done(PART, 1000, MILLRACE_PEER_SILENT);
 	EXPECT(&world, EPOLLOUT, 5);
 	CHECK(splice(through[0], NULL, world.server, NULL, 1, 0) == 1);
-	/* A thousand bytes were the daemon's. */
+	/* The daemon has moved a thousand bytes. */
 	check_arrives(&world, world.at - PART + 1000, PART - 1000);
 	CHECK(recv(world.client, &byte, 1, 0) == 1 && byte == 'x');
 	close(through[0]);
@@ -194,7 +195,7 @@ static void check_order(void)
 	end(&world);
 }
 
-/* So does what another writes who is given the socket. */
+/* So do writes by another process that gets the socket. */
 static void check_passed(void)
 {
 	struct world world = gathering();
@@ -253,12 +254,13 @@ static void in_thread(void *(*what)(void *), struct world *world)
 	CHECK(pthread_create(&thread, NULL, what, world) == 0 && pthread_join(thread, NULL) == 0);
 }
 
-/* A thread that sleeps in the set does not send what another gathers, which may sleep elsewhere or end. */
+/* A thread that sleeps in the set does not send the parts of another, which may sleep elsewhere
+ * or end. */
 static void check_threads(void)
 {
 	struct world world = gathering();
 
-	/* One that comes does. */
+	/* A thread that enters it does. */
 	tell_done(PART, 0, MILLRACE_NO_FLOW);
 	in_thread(look, &world);
 	check_arrives(&world, world.at - PART, PART);
@@ -295,7 +297,7 @@ static void check_locks(void)
 	end(&world);
 }
 
-/* A program that closes all it does not know. */
+/* A program that closes all descriptors of a range. */
 static void check_ranges(void)
 {
 	struct world world = gathering();
@@ -321,7 +323,7 @@ static void check_refused(void)
 	tell_done(PART, 0, MILLRACE_NO_FLOW);
 	EXPECT(&world, EPOLLOUT, 5);
 	check_arrives(&world, world.at - PART, PART);
-	/* It is not tried again. */
+	/* No pipe is tried again. */
 	for (int i = 0; i < 5; i++) {
 		CHECK(send_part(&world) == PART);
 		check_arrives(&world, world.at - PART, PART);
@@ -340,7 +342,7 @@ static void check_shutdown(void)
 	modify(&world, EPOLLIN, 5);
 	check_end_later(&world);
 	end(&world);
-	/* Nor does it have to hear anything of the socket. */
+	/* Nor does the program have to get an event of the socket. */
 	world = gathering();
 	CHECK(epoll_ctl(world.set, EPOLL_CTL_DEL, world.server, NULL) == 0);
 	CHECK(shutdown(world.server, SHUT_WR) == 0);
@@ -374,8 +376,8 @@ static void check_lost(void)
 	end(&world);
 }
 
-/* A file that was cut: what there is arrives, and the connection ends. Who cuts it has it open for writing, so
- * no daemon is asked. */
+/* A truncated file: its bytes arrive, and the connection ends. The file is open for writing
+ * then, so no daemon is asked. */
 static void check_cut(void)
 {
 	int whole = file;
@@ -396,7 +398,7 @@ static void check_cut(void)
 	file = whole;
 }
 
-/* A program that ends, and one that is killed when the pipe has begun. */
+/* A program that exits, and one that is killed when the pipe has begun. */
 static void check_ended(int is_killed)
 {
 	struct world world = new_world(EPOLLIN | EPOLLOUT, 5);

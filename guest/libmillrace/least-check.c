@@ -1,5 +1,5 @@
-/* Sends with the shim until it knows from how many bytes on a pipe pays; a test of guest/agent runs it,
- * with an agent that moves one byte of each pipe. */
+/* Sends with the shim until it knows the break-even size of pipes. A test of guest/agent runs
+ * it, with an agent that moves one byte of each pipe. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -12,7 +12,7 @@
 
 #define KIB 1024
 
-/* It does not wait for ever for what does not come. */
+/* Time limit of a wait. */
 #define LONG_S 30
 
 static int in, out;
@@ -32,16 +32,16 @@ int main(int argc, char **argv)
 	in = open(argv[1], O_RDONLY);
 	out = open(argv[2], O_RDWR | O_CREAT, 0644);
 	CHECK(in >= 0 && out >= 0);
-	/* Nothing of it is worth a question. */
+	/* Too small for a question to the agent. */
 	for (int i = 0; i < 100; i++)
 		CHECK(send_kib(63) == 63 * KIB);
 	printf("small\n");
 	fflush(stdout);
 	CHECK(getchar() == '\n');
-	/* Nobody knows: it is not piped, and asked. */
+	/* The size is not known: no pipe, but a question. */
 	CHECK(send_kib(1023) == 1023 * KIB);
 	CHECK(send_kib(1024) == 1);
-	/* Some call finds the answer. */
+	/* One of the calls finds the answer. */
 	while (send_kib(200) != 1)
 		;
 	CHECK(send_kib(32) == 1);

@@ -1,4 +1,4 @@
-/* Asks the guest's agent for pipes: what programs call. */
+/* Interface for programs: pipes by the guest's agent. */
 #define _GNU_SOURCE
 #include "exchange.h"
 
@@ -52,7 +52,7 @@ EXPORT int64_t millrace_pipe_options(int out_fd, int in_fd, size_t count,
 	last_reason = MILLRACE_MALFORMED;
 	if (fill(&request, count, options) < 0)
 		return -1;
-	/* A thread that is cancelled inside would keep its connection for ever. */
+	/* A thread that is cancelled in here would never release its connection. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	result = millrace_exchange(&request, fds).result;
 	pthread_setcancelstate(cancel, NULL);

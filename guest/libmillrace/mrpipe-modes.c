@@ -1,4 +1,4 @@
-/* What mrpipe does, from its first byte to its last. */
+/* Modes of mrpipe, from the first byte to the last. */
 #define _GNU_SOURCE
 #include "mrpipe.h"
 
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A header or a trailer. */
+/* Longest header or trailer. */
 #define LINE_BYTES 64
 
 static int open_source(const char *path, struct job *job)
@@ -79,7 +79,7 @@ void run_send(struct job *job, const char *path, struct totals *totals)
 	finish(fd);
 }
 
-/* One round of what run_send sends; 1 when all of it came. */
+/* Receives one round of run_send. Returns 1 when all of it came. */
 static int get_round(int fd, int file, long round, const struct job *job, struct totals *totals)
 {
 	struct ends ends = {.in = fd, .out = file, .out_is_file = 1, .out_at = job->offset};
@@ -119,7 +119,7 @@ void run_proxy(struct job *job, struct totals *totals)
 {
 	int in = open_listening(job->listen_at);
 	struct ends ends = {.in = in, .out = open_connected(job->onward)};
-	/* Without a number it goes on to the end of the stream. */
+	/* Without a number, reads to the end of the stream. */
 	int64_t bytes = job->bytes >= 0 ? job->bytes : INT64_MAX;
 	int64_t moved = move(&ends, bytes, job, totals);
 	int whole = moved == bytes || (job->bytes < 0 && job->mode != MODE_PIPE);

@@ -1,4 +1,5 @@
-/* How mrpipe moves bytes: by a pipe, by calls that keep them in the kernel, or through its own memory. */
+/* Methods of mrpipe to move bytes: a pipe, calls that keep them in the kernel, or its own
+ * memory. */
 #define _GNU_SOURCE
 #include "mrpipe.h"
 
@@ -11,7 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* What read(2) and write(2), or a kernel pipe, move at a time. */
+/* Bytes that read(2) and write(2), or a kernel pipe, move in one call. */
 #define BUFFER_BYTES (64 * 1024)
 
 static void write_all(struct ends *ends, const char *bytes, size_t len)
@@ -31,7 +32,7 @@ static void write_all(struct ends *ends, const char *bytes, size_t len)
 	}
 }
 
-/* As programs did before sendfile(2). */
+/* Copies through memory, as programs did before sendfile(2). */
 static int64_t read_write(struct ends *ends, size_t count)
 {
 	static char buffer[BUFFER_BYTES];
@@ -46,7 +47,7 @@ static int64_t read_write(struct ends *ends, size_t count)
 	return got;
 }
 
-/* From a socket. */
+/* Splices from a socket through a kernel pipe. */
 static int64_t splice_through(struct ends *ends, size_t count)
 {
 	static int through[2] = {-1, -1};
@@ -68,7 +69,8 @@ static int64_t splice_through(struct ends *ends, size_t count)
 	return got;
 }
 
-/* From file to file. Not all file systems have copy_file_range(2), or between any two. */
+/* Copies from file to file. Some file systems lack copy_file_range(2), or have it only within
+ * one. */
 static int64_t copy(struct ends *ends, size_t count)
 {
 	int64_t moved = copy_file_range(ends->in, &ends->in_at, ends->out, &ends->out_at, count, 0);
@@ -83,7 +85,7 @@ static int64_t copy(struct ends *ends, size_t count)
 	return moved;
 }
 
-/* Without a pipe. */
+/* Moves bytes without a vPipe. */
 static int64_t plain(struct ends *ends, size_t count, enum mode mode)
 {
 	int64_t moved;

@@ -1,8 +1,8 @@
-/* mrpipe: moves files and streams, by a pipe, by calls that keep the bytes in the kernel, or through
- * memory, and tells what came of it: for tests and benchmarks.
+/* mrpipe: moves files and streams, by a pipe, by calls that keep the bytes in the kernel, or
+ * through memory, and reports the results, for tests and benchmarks.
  *
- * Each round of what it sends, and gets with -g, is a header line "MRPIPE <round> <bytes>", the bytes,
- * and a trailer "END <round>". */
+ * Each round that it sends, and receives with -g, is a header line "MRPIPE <round> <bytes>", the
+ * bytes, and a trailer "END <round>". */
 #define _GNU_SOURCE
 #include "mrpipe.h"
 
@@ -28,7 +28,7 @@ static const char usage[] =
     "  -k  cork the socket from header to trailer\n"
     "  -r  wait for a line from the peer before each round; with -g, send it\n";
 
-/* How it is run. */
+/* Modes of a run. */
 enum kind { KIND_SEND, KIND_GET, KIND_PROXY, KIND_COPY };
 
 void die(const char *what)

@@ -1,4 +1,4 @@
-/* mrpipe's parts. */
+/* Parts of mrpipe. */
 #ifndef MRPIPE_H
 #define MRPIPE_H
 
@@ -7,11 +7,11 @@
 
 enum mode { MODE_BOTH, MODE_PIPE, MODE_PLAIN, MODE_READ_WRITE };
 
-/* What the command line says. */
+/* Settings from the command line. */
 struct job {
 	enum mode mode;
 	long rounds;
-	int64_t offset;     /* in the file; of two, in the first */
+	int64_t offset;     /* in the file, or in the first of two files */
 	int64_t out_offset; /* in the second of two files */
 	int64_t bytes;      /* negative: all */
 	uint32_t timeout_ms;
@@ -23,7 +23,7 @@ struct job {
 	char *onward;
 };
 
-/* What the calls of all rounds did. */
+/* Counts of the calls of all rounds. */
 struct totals {
 	int64_t piped;
 	int64_t sent;
@@ -31,7 +31,7 @@ struct totals {
 	int error;
 };
 
-/* Where bytes come from and go to. Positions are of files, and go on by themselves. */
+/* Source and sink of the bytes. Positions are of files, and advance by themselves. */
 struct ends {
 	int in;
 	int out;
@@ -44,20 +44,20 @@ struct ends {
 /* mrpipe.c */
 __attribute__((noreturn)) void die(const char *what);
 
-/* mrpipe-net.c: where has the form [ADDRESS:]PORT. */
+/* mrpipe-net.c: `where` has the form [ADDRESS:]PORT. */
 int open_listening(char *where);
 int open_connected(char *where);
 void send_all(int fd, const void *bytes, size_t len);
-/* Up to and with the end of the line, byte for byte, so that what follows stays in the socket. */
+/* Reads a line with its end, byte for byte, so that what follows stays in the socket. */
 void read_line(int fd, char *line, size_t size);
 void set_cork(int fd, int on);
-/* Tells the peer that this was all, and waits for its end. */
+/* Closes the sending side, and waits for the peer to close its own. */
 void finish(int fd);
 
-/* mrpipe-move.c: moves so many bytes; how many. */
+/* mrpipe-move.c: moves a number of bytes. Returns the number moved. */
 int64_t move(struct ends *ends, int64_t bytes, const struct job *job, struct totals *totals);
 
-/* mrpipe-modes.c: and report what was moved. */
+/* mrpipe-modes.c: run a mode, and report the bytes moved. */
 void run_send(struct job *job, const char *path, struct totals *totals);
 void run_get(struct job *job, const char *path, struct totals *totals);
 void run_proxy(struct job *job, struct totals *totals);

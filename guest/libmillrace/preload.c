@@ -1,10 +1,11 @@
-/* libmillrace-preload.so: sendfile(2) of an unmodified program becomes a pipe where it pays.
+/* libmillrace-preload.so: turns sendfile(2) of an unmodified program into a pipe where that
+ * pays.
  *
- * A pipe is tried for a regular file from so many bytes on as pay (shim-least.c), and a TCP socket: one
- * that blocks, or one in an epoll set (shim.h tells how); or another file (shim-copy.c). Whatever cannot
- * be piped goes to the original, so that the program sees what it always sees; a pipe that moved less
- * than was asked for is a short count, as sendfile(2) has them too. Parts of a file that are too small
- * for a pipe may be sent together (shim-gather.c). */
+ * A pipe is tried for a regular file of the break-even size or more (shim-least.c) and a TCP
+ * socket, which blocks or is in an epoll set (see shim.h), or another file (shim-copy.c). All
+ * other calls go to the original, so that the program sees its usual results. A pipe that moved
+ * less than the count is a short count, which sendfile(2) has too. Parts of a file that are too
+ * small for a pipe may be sent together (shim-gather.c). */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -21,14 +22,16 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-/* So long a program hears nothing of its socket. Servers close connections on which nothing was written
- * for some ten seconds or more; the bytes of a slow client are told in parts. */
+/* Longest time in which a program gets no event of its socket. Servers close connections on
+ * which nothing was written for some ten seconds or more; so the bytes of a slow client are
+ * reported in parts. */
 #define PART_MS 5000
-/* A program that asks again and again does not wait for the set: it gets so long a pause each time. */
+/* Calls in vain after which each further one pauses: such a program does not wait for the epoll
+ * set. */
 #define MANY_ASKED 16
 #define ASKED_PAUSE_MS 1
 
-/* A call of sendfile. */
+/* Arguments of a sendfile call, and facts about its descriptors. */
 struct call {
 	int out_fd;
 	int in_fd;
@@ -36,23 +39,24 @@ struct call {
 	size_t count;
 	struct stat in;
 	struct stat out;
-	int is_little; /* what is left of the file does not pay */
+	int is_little; /* the rest of the file is too small to pay */
 };
 
 enum socket_kind { NO_PIPE, BLOCKS, DOES_NOT_BLOCK };
 
-/* Whether both sides may still send, as the agent wants it. Asked here, since a program that got EAGAIN while the
- * agent was asked would see the end of its client first, and give up. */
+/* Whether both sides may still send, which the agent requires. Checked here, since a program
+ * that got EAGAIN while the agent was asked would see its client's end of stream first, and give
+ * up. */
 static int is_established(int fd)
 {
-	/* The first member of struct tcp_info. */
+	/* First member of struct tcp_info. */
 	uint8_t state = 0;
 	socklen_t len = sizeof(state);
 
 	return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &state, &len) == 0 && state == TCP_ESTABLISHED;
 }
 
-/* A socket that blocks does so for ever in sendfile(2): so may a pipe. */
+/* A blocking socket may wait for ever in sendfile(2): so may a pipe. */
 static enum socket_kind kind_of(int fd)
 {
 	int protocol = 0;
@@ -75,8 +79,8 @@ static enum socket_kind kind_of(int fd)
 	return BLOCKS;
 }
 
-/* What a pipe has moved that is over. The program that got EAGAIN asks for the same again; if it asks for
- * something else, or nobody knows what was moved, the connection cannot go on. */
+/* Takes the bytes moved by a finished pipe. The program that got EAGAIN repeats the same call;
+ * if it makes another, or the number of bytes moved is not known, the connection cannot go on. */
 static ssize_t take_moved(const struct call *call, struct entry *entry)
 {
 	struct shim_pipe *pipe = entry->pipe;
@@ -92,7 +96,8 @@ static ssize_t take_moved(const struct call *call, struct entry *entry)
 	pipe->moved -= (int64_t)len;
 	shim_move_position(call->in_fd, call->offset, pipe->at);
 	if (pipe->moved == 0) {
-		/* Who hears of edges alone may take a short count for a full buffer, and wait. */
+		/* A program with edge-triggered events may take a short count for a full buffer,
+		 * and wait. */
 		if (len < call->count && (entry->events & (EPOLLET | EPOLLONESHOT)) == EPOLLET)
 			shim_unmask(call->out_fd, entry);
 		shim_drop_pipe(entry);
@@ -100,7 +105,7 @@ static ssize_t take_moved(const struct call *call, struct entry *entry)
 	return (ssize_t)len;
 }
 
-/* Of a call that is known to be of a file and a socket. */
+/* Part of a file that a call sends. The call must be known to have a file and a socket. */
 static struct shim_part part_of(const struct call *call)
 {
 	struct shim_part part = {.out_fd = call->out_fd, .in_fd = call->in_fd};
@@ -112,7 +117,8 @@ static struct shim_part part_of(const struct call *call)
 	return part;
 }
 
-/* Adds to what was gathered, or begins to, with the lock. What sendfile returns, or 0. */
+/* Adds a part to the gathered ones, or begins to gather. Needs the lock. Returns sendfile's
+ * result, or 0. */
 static ssize_t gather(struct call *call, struct entry *entry)
 {
 	struct shim_part part;
@@ -133,12 +139,12 @@ static ssize_t again(void)
 	return -1;
 }
 
-/* 1 with the result of a call during or after a pipe, with the lock. */
+/* Handles a call during or after a pipe. Needs the lock. Returns 1 with sendfile's result. */
 static int go_on(struct call *call, struct entry *entry, ssize_t *result)
 {
 	if (!entry->pipe || fstat(call->out_fd, &call->out) < 0)
 		return 0;
-	/* Another socket has the number: the first was closed behind our back. */
+	/* Another socket has the number: the first was closed without a call that the shim sees. */
 	if (entry->pipe->ends.out_ino != call->out.st_ino)
 		shim_forget(call->out_fd, call->out_fd);
 	if (entry->pipe && entry->pipe->file >= 0) {
@@ -158,7 +164,7 @@ static int go_on(struct call *call, struct entry *entry, ssize_t *result)
 	return 1;
 }
 
-/* True once after a pipe that moved nothing. */
+/* Returns true once after a pipe that moved nothing. */
 static int is_originals_turn(struct entry *entry)
 {
 	int once = entry->once;
@@ -184,15 +190,15 @@ static void cork_again(int fd, int cork)
 		(void)syscall(SYS_setsockopt, fd, IPPROTO_TCP, TCP_CORK, &cork, sizeof(cork));
 }
 
-/* A pipe whose end the set cannot tell, as it is full, is waited for. */
+/* Waits for a pipe whose end the epoll set cannot report, as the set is full. */
 static void wait_for(int fd, struct entry *entry)
 {
 	while (shim_pipe_runs(fd, entry))
 		(void)poll(&(struct pollfd){.fd = entry->pipe->fd, .events = POLLIN}, 1, -1);
 }
 
-/* Begins a pipe that goes on beside the program, with the lock. 1: it does; 0: the original is to be called;
- * -1: it is over already. */
+/* Begins a pipe that runs beside the program. Needs the lock. 1: it runs; 0: the original is to
+ * be called; -1: it is over already. */
 static int begin(const struct call *call, struct entry *entry)
 {
 	struct millrace_options options = MILLRACE_OPTIONS;
@@ -201,7 +207,7 @@ static int begin(const struct call *call, struct entry *entry)
 
 	if (!pipe)
 		return 0;
-	/* A set that does not have the socket any more: it was closed behind our back. */
+	/* The set no longer has the socket: that was closed without a call that the shim sees. */
 	if (pipe->at < 0 || shim_mask(call->out_fd, entry) < 0) {
 		shim_spare_pipe(pipe);
 		return 0;
@@ -227,7 +233,8 @@ static int begin(const struct call *call, struct entry *entry)
 	return -1;
 }
 
-/* For a socket that does not block, with the lock. 1 with sendfile's result, or 0. */
+/* Begins a pipe to a non-blocking socket. Needs the lock. Returns 1 with sendfile's result, or
+ * 0. */
 static int pipe_beside(struct call *call, struct entry *entry, ssize_t *result)
 {
 	if ((atomic_load(&entry->bits) & (IN_SET | IN_MORE)) != IN_SET)
@@ -243,7 +250,7 @@ static int pipe_beside(struct call *call, struct entry *entry, ssize_t *result)
 	}
 }
 
-/* For one that blocks. 1 with sendfile's result, or 0: nothing was moved. */
+/* Runs a pipe to a blocking socket. Returns 1 with sendfile's result, or 0: nothing was moved. */
 static int pipe_and_wait(const struct call *call, ssize_t *result)
 {
 	struct shim_ends ends = shim_ends_of(&call->in, &call->out);
@@ -287,7 +294,8 @@ static int pipe_to_socket(struct call *call, ssize_t *result)
 	return is_done;
 }
 
-/* A part that is too small for a pipe, of a file that is not. 1 with sendfile's result, or 0. */
+/* Gathers a part that is too small for a pipe, of a file that is not. Returns 1 with sendfile's
+ * result, or 0. */
 static int try_gathering(struct call *call, ssize_t *result)
 {
 	struct entry *entry = shim_find(call->out_fd);
@@ -304,7 +312,7 @@ static int try_gathering(struct call *call, ssize_t *result)
 	shim_unlock();
 	if (!is_possible || *result > 0)
 		return is_possible;
-	/* It may wait for a disk. Where it comes to is where the next part begins. */
+	/* The original may wait for a disk. The next part begins where it ends. */
 	*result = NEXT(sendfile64)(call->out_fd, call->in_fd, call->offset, call->count);
 	if (shim_lock()) {
 		shim_sent(&part, entry, *result);
@@ -313,7 +321,7 @@ static int try_gathering(struct call *call, ssize_t *result)
 	return 1;
 }
 
-/* 1 with sendfile's result, or 0. */
+/* Tries a pipe for a call. Returns 1 with sendfile's result, or 0. */
 static int try_pipe(struct call *call, ssize_t *result)
 {
 	int64_t at, left;
@@ -325,7 +333,7 @@ static int try_pipe(struct call *call, ssize_t *result)
 	call->is_little = left <= 0 || !shim_pays((uint64_t)left);
 	if (at < 0 || call->is_little || fstat(call->out_fd, &call->out) < 0)
 		return 0;
-	/* Programs ask for more than there is. */
+	/* Programs may ask for more bytes than the file has. */
 	if (!shim_pays((uint64_t)left < call->count ? (uint64_t)left : call->count))
 		return try_gathering(call, result);
 	if (S_ISREG(call->out.st_mode)) {
@@ -337,7 +345,8 @@ static int try_pipe(struct call *call, ssize_t *result)
 	return S_ISSOCK(call->out.st_mode) && pipe_to_socket(call, result);
 }
 
-/* How it waits: by poll(2), which says that the socket takes bytes, or not at all. */
+/* Pauses a program that repeats its call: in poll(2), where that reports room in the socket, or
+ * not at all. */
 static void pause_if_asked_often(int asked, int own_fd)
 {
 	int error = errno;
@@ -347,7 +356,8 @@ static void pause_if_asked_often(int asked, int own_fd)
 	errno = error;
 }
 
-/* What has been begun before. 1 with sendfile's result, 0, or -1: it is the original's turn. */
+/* Goes on with an earlier pipe or part. Returns 1 with sendfile's result, 0, or -1: it is the
+ * original's turn. */
 static int try_going_on(struct call *call, ssize_t *result)
 {
 	struct entry *entry = shim_find(call->out_fd);
@@ -366,32 +376,35 @@ static int try_going_on(struct call *call, ssize_t *result)
 	return is_done;
 }
 
-/* Where a part has ended, which has `sent` bytes. Of a file of which too little is left, this part and those
- * behind it are told from others: one look is enough. */
+/* Notes where a part of `sent` bytes has ended. A file with too few bytes left is marked, for
+ * this part and those behind it: one check is enough. */
 INLINE void note_end(struct entry *entry, int in_fd, off64_t end, ssize_t sent, int is_little)
 {
 	int of_little = ~in_fd;
 
-	/* No branch. */
+	/* Without a branch. */
 	is_little |= (atomic_load_explicit(&entry->last_in, memory_order_relaxed) == of_little) &
 		     (atomic_load_explicit(&entry->last_end, memory_order_relaxed) == end - sent);
 	atomic_store_explicit(&entry->last_in, is_little ? of_little : in_fd, memory_order_relaxed);
 	atomic_store_explicit(&entry->last_end, end, memory_order_relaxed);
 }
 
-/* A call that is too small for a pipe may go on with a file: of the first part nothing is asked. */
-INLINE int is_worth_a_look(const struct entry *entry, int in_fd, const off64_t *offset, size_t count)
+/* Whether a call may go on with a file although it is too small for a pipe. Of a first part
+ * nothing is checked. */
+INLINE int is_worth_a_look(const struct entry *entry, int in_fd, const off64_t *offset,
+			   size_t count)
 {
 	static const off64_t nowhere = -1;
 	const off64_t *at = offset ? offset : &nowhere;
 
-	/* No branch. */
+	/* Without a branch. */
 	return (offset == NULL) | shim_pays(count) |
 	       ((atomic_load_explicit(&entry->last_in, memory_order_relaxed) == in_fd) &
 		(atomic_load_explicit(&entry->last_end, memory_order_relaxed) == *at));
 }
 
-/* What may be more than the original's business: something was begun before, or is_worth. */
+/* Handles calls that may not be the original's alone: an earlier pipe or part exists, or
+ * is_worth. */
 APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count, int is_worth)
 {
 	int error = errno;
@@ -418,8 +431,8 @@ APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count, 
 	return result;
 }
 
-/* Whether too little is left of a file for a pipe of what is gathered: then that is all that there is to know.
- * Here, and by the kernel's own call: most files that are sent in parts are so. */
+/* Whether a file has too few bytes left for a pipe of gathered parts: then no other check is
+ * needed. Inlined, and by the kernel's own call: most files that are sent in parts are small. */
 INLINE int has_little_left(int in_fd, off64_t at, size_t count)
 {
 	int64_t least = (int64_t)atomic_load_explicit(&shim_least_bytes, memory_order_relaxed);
@@ -455,7 +468,7 @@ EXPORT HOT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
 
 	if (sizeof(off_t) == sizeof(off64_t))
 		return sendfile64(out_fd, in_fd, (off64_t *)offset, count);
-	/* Where off_t has 32 bits, a file it can name has no more. */
+	/* Where off_t has 32 bits, the files that it can address are no longer. */
 	at = offset ? *offset : 0;
 	result = sendfile64(out_fd, in_fd, offset ? &at : NULL, count);
 	if (offset)

@@ -1,4 +1,4 @@
-/* What a program and the agent say to each other: crates/guest-abi/src/program.rs in C. */
+/* Messages between a program and the agent: crates/guest-abi/src/program.rs in C. */
 #ifndef MILLRACE_PROTOCOL_H
 #define MILLRACE_PROTOCOL_H
 
@@ -30,7 +30,7 @@ struct answer {
 	uint16_t version;
 	uint16_t reason;
 	uint32_t error;
-	uint32_t min_bytes_kib; /* to OP_QUERY: fewer do not pay; 0: not known */
+	uint32_t min_bytes_kib; /* break-even size, for OP_QUERY; 0: not known */
 	uint64_t moved_bytes;
 };
 
@@ -40,7 +40,7 @@ static_assert(offsetof(struct request, source_offset) == 16, "as in program.rs")
 static_assert(sizeof(struct answer) == 24, "as in program.rs");
 static_assert(offsetof(struct answer, moved_bytes) == 16, "as in program.rs");
 
-/* For the shim: takes the descriptor of a pipe whose result is known, for another call. */
+/* Keeps the descriptor of a pipe whose result is known for another call. Used by the shim. */
 __attribute__((visibility("hidden"))) void millrace_keep_connection(int fd);
 
 #endif

@@ -1,4 +1,4 @@
-/* Calls that mean something for a descriptor's pipe: it is closed, or written to by other means. */
+/* Calls that affect a descriptor's pipe: they close it, or write to it by other means. */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -18,10 +18,10 @@
 #endif
 
 #define ANY (~0u)
-/* Who waits for a pipe's end looks so often whether another thread has heard of it. */
+/* Period in which a wait for a pipe's end checks whether another thread has read the answer. */
 #define LOOK_AGAIN_MS 50
 
-/* 0 when nothing is known that could be forgotten. */
+/* Forgets descriptors. Returns 0 when none of them has state. */
 APART static int forget(int first, int last)
 {
 	if (shim_waited_in >= first && shim_waited_in <= last)
@@ -33,7 +33,8 @@ APART static int forget(int first, int last)
 	return 1;
 }
 
-/* The first of our own descriptors in a range, or -1. They are not the program's to close. */
+/* Returns the first of the shim's own descriptors in a range, or -1. The program must not close
+ * them. */
 static int first_own(unsigned first, unsigned last)
 {
 	unsigned known = atomic_load(&shim_known);
@@ -45,10 +46,10 @@ static int first_own(unsigned first, unsigned last)
 	return -1;
 }
 
-/* Before, since another thread may get the number at once. */
+/* Forgets before the close, since another thread may get the number at once. */
 EXPORT HOT int close(int fd)
 {
-	/* Of our own a program knows nothing: it closes all that there are. */
+	/* The program does not know the shim's own descriptors: it closes every number. */
 	if (shim_has(fd, IS_PIPE)) {
 		errno = EBADF;
 		return -1;
@@ -84,8 +85,8 @@ EXPORT void closefrom(int first)
 	NEXT(closefrom)(first);
 }
 
-/* True when a copy of old may take the place of new. Its pipe ends before, while the number is still the
- * socket's; what else is known of it is forgotten after, since the call may fail. */
+/* True when a copy of old may replace new. The pipe of new ends before, while the number is
+ * still the socket's; its other state is forgotten after, since the call may fail. */
 static int may_replace(int old, int new)
 {
 	if (shim_has(new, IS_PIPE)) {
@@ -115,7 +116,8 @@ EXPORT int dup3(int old, int new, int flags)
 	return result;
 }
 
-/* Waits for the end of a pipe. 1 when there is one still, and who writes does not want to wait. */
+/* Waits for the end of a pipe. Returns 1 when one still runs, and the writer does not want to
+ * wait. */
 APART static int wait_for_end(int fd, int is_patient)
 {
 	struct entry *entry = shim_find(fd);
@@ -137,8 +139,9 @@ APART static int wait_for_end(int fd, int is_patient)
 	}
 }
 
-/* What is written during a pipe would come in the middle of it. A program that got EAGAIN from sendfile
- * does not do it; if one does, it gets EAGAIN again. A socket may block by now. */
+/* Keeps writes out of a running pipe: they would land in the middle of it. A program that got
+ * EAGAIN from sendfile does not write; if one does, it gets EAGAIN again. The socket may block
+ * by now. */
 APART static int wait_its_turn(int fd)
 {
 	if (!wait_for_end(fd, 0))
@@ -189,7 +192,7 @@ EXPORT HOT ssize_t sendto(int fd, const void *bytes, size_t len, int flags, __CO
 	return must_wait(fd) ? -1 : NEXT(sendto)(fd, bytes, len, flags, address, address_len);
 }
 
-/* Whether a pipe goes to it of parts that the program believes to be sent. */
+/* Whether a pipe of gathered parts, which the program believes to be sent, goes to it. */
 static int has_gathered(int fd)
 {
 	struct entry *entry = shim_find(fd);
@@ -202,7 +205,8 @@ static int has_gathered(int fd)
 	return is_so;
 }
 
-/* Who is given a socket may write to it at once: what the program believes to be sent is, before. */
+/* Finishes gathered bytes of sockets that are passed on: the receiver may write to one at once,
+ * and they come first. */
 APART static void finish_passed(const struct msghdr *message)
 {
 	struct msghdr copy = *message;
@@ -241,7 +245,7 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 	return must_wait(fd) ? -1 : NEXT(sendmmsg)(fd, messages, count, flags);
 }
 
-/* The rest of the bytes is not wanted, if the program does not believe them to be sent. */
+/* The rest of the bytes is not wanted, unless the program believes it to be sent. */
 EXPORT int shutdown(int fd, int how)
 {
 	struct entry *entry = shim_find(fd);
@@ -267,7 +271,7 @@ EXPORT int shutdown(int fd, int how)
 	return NEXT(shutdown)(fd, how);
 }
 
-/* 1 when it is kept for the end of the pipe and is not to be set now. */
+/* Keeps a socket option for the end of the pipe. Returns 1 when it is not to be set now. */
 APART static int keep_option(int fd, int name, int value)
 {
 	struct entry *entry = shim_find(fd);

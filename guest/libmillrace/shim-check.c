@@ -1,4 +1,4 @@
-/* Uses the shim as event-driven servers do; a test of guest/agent runs it. */
+/* Uses the shim as event-driven servers do. A test of guest/agent runs it. */
 #define _GNU_SOURCE
 #include "shim-check.h"
 
@@ -23,7 +23,7 @@ static void check_edges(void)
 	EXPECT(&world, EPOLLOUT, 5);
 	len = BEGIN(&world);
 	EXPECT_NOTHING(&world);
-	/* Whatever is written now has to wait. */
+	/* All later bytes have to wait. */
 	CHECK(sendfile(world.server, file, &world.at, len) == -1 && errno == EAGAIN);
 	CHECK(write(world.server, "x", 1) == -1 && errno == EAGAIN);
 	CHECK(writev(world.server, &part, 1) == -1 && errno == EAGAIN);
@@ -50,8 +50,8 @@ static void check_edges(void)
 	end(&world);
 }
 
-/* abuse_G1: an HTTP client that has said all closes its side. No agent takes such a connection: its program would
- * hear of the end before it has sent a byte. */
+/* abuse_G1: an HTTP client closes its sending side after its request. No agent takes such a
+ * connection: its program would see the end before it has sent a byte. */
 static void check_half_closed(void)
 {
 	uint32_t wish = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
@@ -73,7 +73,7 @@ static void check_levels(void)
 
 	modify(&world, EPOLLIN | EPOLLOUT, UINT64_MAX);
 	EXPECT_NOTHING(&world);
-	/* A part is moved, and taken in parts. */
+	/* A part is moved, and its result taken in parts. */
 	tell_done(len, 5000, MILLRACE_TIMED_OUT);
 	EXPECT(&world, EPOLLOUT, UINT64_MAX);
 	EXPECT(&world, EPOLLOUT, UINT64_MAX);
@@ -135,7 +135,7 @@ static void check_refusals(void)
 	tell_done(len, 0, MILLRACE_FLOW_BUSY);
 	EXPECT(&world, EPOLLOUT, 5);
 	SENDS(&world, LEN);
-	/* Not now, but after a while. */
+	/* Not now, but after the pause. */
 	SENDS(&world, LEN);
 	usleep(1200000);
 	len = BEGIN(&world);
@@ -145,14 +145,14 @@ static void check_refusals(void)
 	usleep(1200000);
 	SENDS(&world, LEN);
 	end(&world);
-	/* It was that connection. The end of the file is no refusal. */
+	/* The refusal was that connection's. The end of the file is no refusal. */
 	world = new_world(EPOLLOUT, 5);
 	len = BEGIN(&world);
 	tell_done(len, len, MILLRACE_COMPLETE);
 	EXPECT(&world, EPOLLOUT, 5);
 	TAKE(&world, len);
 	world.at = lseek(file, 0, SEEK_END);
-	/* The agent may say so at once. */
+	/* The agent may answer at once. */
 	if (sendfile(world.server, file, &world.at, LEN) != 0) {
 		CHECK(errno == EAGAIN);
 		EXPECT(&world, EPOLLOUT, 5);
@@ -201,7 +201,8 @@ static void check_errors(void)
 	end(&world);
 }
 
-/* The set tells nothing more of a socket whose pipe was cancelled, though the agent has it still. */
+/* The set has no further event of a socket whose pipe was cancelled, though the agent has it
+ * open. */
 static void expect_cancelled(struct world *world, size_t len)
 {
 	CHECK(write(world->client, "x", 1) == 1);
@@ -283,7 +284,7 @@ static void check_sets(void)
 	struct world world = new_world(EPOLLOUT, 5);
 	size_t len = BEGIN(&world);
 
-	/* Out of one and into another, which may be after the first has gone. */
+	/* Out of one set and into another, perhaps after the first was closed. */
 	CHECK(epoll_ctl(world.set, EPOLL_CTL_DEL, world.server, NULL) == 0);
 	for (int is_closed = 0; is_closed < 2; is_closed++) {
 		int old = world.set;
@@ -298,7 +299,7 @@ static void check_sets(void)
 		TAKE(&world, len);
 		len = BEGIN(&world);
 	}
-	/* In none, its end is seen by sendfile alone. */
+	/* In no set: only sendfile notices its end. */
 	CHECK(epoll_ctl(world.set, EPOLL_CTL_DEL, world.server, NULL) == 0);
 	tell_done(len, len, MILLRACE_COMPLETE);
 	while (sendfile(world.server, file, &world.at, len) == -1)
@@ -363,7 +364,7 @@ static void check_options(void)
 	end(&world);
 }
 
-/* Of a program that closes all descriptors, and of one that forks. */
+/* Pipes of a program that closes all descriptors, and of one that forks. */
 static void check_others(void)
 {
 	struct world world = new_world(EPOLLIN | EPOLLOUT, 5);

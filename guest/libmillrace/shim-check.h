@@ -1,6 +1,6 @@
-/* What shim-check.c needs for its checks: connections, events, and the daemon, which is told on
- * standard output what to say. "done LEN MOVED REASON" ends the pipe of so many bytes that was asked for
- * last; "asked" and "cancelled LEN" are answered with a line when the daemon has heard of it. */
+/* Helpers of shim-check.c: connections, events, and the daemon, which reads on standard output
+ * what to answer. "done LEN MOVED REASON" ends the last pipe of LEN bytes; "asked" and
+ * "cancelled LEN" are answered with a line when the daemon has got the message. */
 #ifndef SHIM_CHECK_H
 #define SHIM_CHECK_H
 
@@ -20,12 +20,12 @@
 #include <unistd.h>
 
 #define LONG_MS 30000
-/* Nothing is expected: long enough for most of what would be wrong. */
+/* Time without an event, long enough to notice most wrong ones. */
 #define SHORT_MS 20
 #define LEN 100000
 #define SMALL 1000
 
-/* A connection, the epoll set with its server's end, and where it is in the file. */
+/* A connection, the epoll set with its server's end, and the position in the file. */
 struct world {
 	int set;
 	int server;
@@ -34,7 +34,7 @@ struct world {
 };
 
 static int file;
-/* Of each pipe, so that the daemon knows it from others. */
+/* Length of each pipe, by which the daemon tells them apart. */
 static __attribute__((unused)) size_t next_len = LEN;
 
 static struct world new_world(uint32_t events, uint64_t data)
@@ -73,7 +73,7 @@ static void modify(const struct world *world, uint32_t events, uint64_t data)
 	CHECK(epoll_ctl(world->set, EPOLL_CTL_MOD, world->server, &event) == 0);
 }
 
-/* Exactly one event, and which. */
+/* Expects exactly one event, and which. */
 #define EXPECT(world, want, want_data)                                                \
 	do {                                                                          \
 		struct epoll_event got[8];                                            \
@@ -99,7 +99,7 @@ static void tell_done(size_t len, size_t moved, int reason)
 	TELL("done %zu %zu %d\n", len, moved, reason);
 }
 
-/* Until the daemon has been asked: the agent refuses a connection that is closed before. */
+/* Waits until the daemon has been asked: the agent refuses a connection that is closed before. */
 static __attribute__((unused)) void wait_asked(void)
 {
 	TELL("asked\n");
@@ -112,7 +112,7 @@ static __attribute__((unused)) void wait_cancelled(size_t len)
 	CHECK(getchar() == '\n');
 }
 
-/* A pipe under way, of so many bytes. */
+/* Begins a pipe of a number of bytes. */
 #define BEGIN(world)                                                                  \
 	__extension__({                                                               \
 		size_t wanted = next_len++;                                           \
@@ -121,7 +121,7 @@ static __attribute__((unused)) void wait_cancelled(size_t len)
 		wanted;                                                               \
 	})
 
-/* These bytes were moved, as the program hears. */
+/* Expects the result of a pipe that has moved these bytes. */
 #define TAKE(world, len)                                                              \
 	do {                                                                          \
 		off_t before = (world)->at;                                           \
@@ -130,7 +130,7 @@ static __attribute__((unused)) void wait_cancelled(size_t len)
 		CHECK((world)->at == before + (off_t)(len) && errno == 77);           \
 	} while (0)
 
-/* The original moves bytes, which arrive; no pipe does. */
+/* Expects the original to move bytes, which arrive, without a pipe. */
 #define SENDS(world, len)                                                             \
 	do {                                                                          \
 		static char bytes[2 * LEN];                                           \

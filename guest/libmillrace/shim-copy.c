@@ -1,7 +1,8 @@
 /* Copies from file to file: sendfile(2) into a file, and copy_file_range(2).
  *
- * Whatever a pipe did not move the original moves, whatever the reason: bytes that may have arrived are
- * written again, the same ones to the same place. So both places are given to the agent as offsets. */
+ * The original copies the bytes that a pipe did not move, for any reason: bytes that may have
+ * arrived are written again, the same ones to the same place. So both places go to the agent as
+ * offsets. */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -13,8 +14,8 @@
 #include <unistd.h>
 
 #define XFS_MAGIC 0x58465342
-/* XFS_IOC_FSGEOMETRY_V4 of xfs_fs.h, whose header is in no package of the C library: what is before the
- * flags, the flags, and what is behind. */
+/* XFS_IOC_FSGEOMETRY_V4 of xfs_fs.h, a header that the C library lacks: the bytes before the
+ * flags, the flags, and the bytes behind. */
 struct xfs_geometry {
 	uint32_t before[23];
 	uint32_t flags;
@@ -47,8 +48,8 @@ void shim_move_position(int fd, off64_t *offset, int64_t to)
 		(void)lseek64(fd, to, SEEK_SET);
 }
 
-/* copy_file_range(2) within a file system that can let files share blocks moves no bytes at all. ext4
- * cannot, and those that are neither are not piped anyway. */
+/* Whether a file system can let files share blocks: there copy_file_range(2) moves no bytes at
+ * all. ext4 cannot, and other file systems are not piped anyway. */
 static int shares_blocks(int fd, const struct shim_ends *ends)
 {
 	struct xfs_geometry geometry = {0};
@@ -57,12 +58,12 @@ static int shares_blocks(int fd, const struct shim_ends *ends)
 	if (ends->in_dev != ends->out_dev || fstatfs(fd, &statfs) < 0 ||
 	    statfs.f_type != XFS_MAGIC)
 		return 0;
-	/* Who does not say it may well do it. */
+	/* A file system that does not say may well do it. */
 	return ioctl(fd, XFS_GEOMETRY, &geometry) < 0 || geometry.flags & XFS_SHARES_BLOCKS;
 }
 
-/* What writes at another place than is said, or promises that what is written is on the disk, is the
- * kernel's. */
+/* Whether a sink may be piped to. Not one that writes elsewhere than at the offset, or promises
+ * that bytes are on the disk: these are the kernel's. */
 static int takes_pipes(int out_fd)
 {
 	int flags = fcntl(out_fd, F_GETFL);
@@ -97,7 +98,8 @@ int shim_copy(const struct shim_copy *copy, ssize_t *result)
 
 	options.in_offset = shim_position(copy->in_fd, copy->in_offset);
 	options.out_offset = shim_position(copy->out_fd, copy->out_offset);
-	/* Within one file ranges may overlap, which is an error for some calls and none for others. */
+	/* Within one file, ranges may overlap, which is an error for some calls and none for
+	 * others. */
 	if ((ends.in_dev == ends.out_dev && ends.in_ino == ends.out_ino) || options.in_offset < 0 ||
 	    options.out_offset < 0 || !takes_pipes(copy->out_fd) || !may_ask(&ends))
 		return 0;
@@ -112,7 +114,7 @@ int shim_copy(const struct shim_copy *copy, ssize_t *result)
 	return 1;
 }
 
-/* 1 with the result when a pipe moved something. */
+/* Tries a pipe. Returns 1 with the result when it moved bytes. */
 static int try_copy(struct shim_copy *copy, ssize_t *result)
 {
 	struct shim_ends ends;

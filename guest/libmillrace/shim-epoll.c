@@ -1,4 +1,4 @@
-/* Epoll sets: what programs want to hear from them, and what they get while pipes go on. */
+/* Epoll sets: the events that programs want from them, and those that they get while pipes run. */
 #define _GNU_SOURCE
 #include "protocol.h"
 #include "shim.h"
@@ -15,8 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Data of our own events: no pointer (it is not canonical) and no descriptor looks like it. Below it
- * the socket's descriptor, which socket or pipe with this descriptor it was, and which of both. */
+/* Data of the shim's own events: no pointer (it is not canonical) and no descriptor looks like
+ * it. Below the mark: the socket's descriptor, the generation of the socket or pipe with it, and
+ * which of both it is. */
 #define TAG_MARK (UINT64_C(0xfffe) << 48)
 #define TAG_MARK_MASK (UINT64_C(0xffff) << 48)
 #define TAG_FD_SHIFT 28
@@ -24,7 +25,7 @@
 #define TAG_NUMBER_MASK UINT32_C(0x7ffffff)
 #define TAG_OF_PIPE UINT64_C(1)
 
-/* Until the first pipe, no event is looked at. */
+/* Until the first pipe, events are passed on unread. */
 static _Atomic int tags_are_used;
 
 static uint64_t tag(int fd, uint32_t number, uint64_t of_pipe)
@@ -43,7 +44,7 @@ static uint64_t tag_of_socket(int fd, const struct entry *entry)
 	return tag(fd, entry->generation, 0);
 }
 
-/* Neither a point of cancellation nor one of our wrappers. */
+/* Calls epoll_ctl(2) itself: neither a cancellation point nor one of the shim's wrappers. */
 static int control(int set, int op, int fd, uint32_t events, uint64_t data)
 {
 	struct epoll_event event = {.events = events, .data.u64 = data};
@@ -51,9 +52,10 @@ static int control(int set, int op, int fd, uint32_t events, uint64_t data)
 	return (int)syscall(SYS_epoll_ctl, set, op, fd, &event);
 }
 
-/* What the kernel is told for what the program wants. A set that tells only once must be seen doing so:
- * only then is it known whether to arm it again at the end. */
-static struct epoll_event effective(int fd, const struct entry *entry, uint32_t events, uint64_t data)
+/* Events that the kernel gets for those that the program wants. A one-shot event must be
+ * observed: only then is it known whether to arm it again at the end. */
+static struct epoll_event effective(int fd, const struct entry *entry, uint32_t events,
+				    uint64_t data)
 {
 	struct epoll_event event = {.events = events, .data.u64 = data};
 
@@ -67,7 +69,7 @@ static struct epoll_event effective(int fd, const struct entry *entry, uint32_t 
 
 int shim_mask(int fd, const struct entry *entry)
 {
-	/* Nobody knows whether it is armed now. The program arms it after EAGAIN. */
+	/* Whether it is armed now is not known. The program arms it after EAGAIN. */
 	if (entry->events & EPOLLONESHOT)
 		return 0;
 	return control(entry->set, EPOLL_CTL_MOD, fd, entry->events & ~(uint32_t)EPOLLOUT,
@@ -80,8 +82,8 @@ void shim_unmask(int fd, const struct entry *entry)
 		return;
 	if (entry->events & EPOLLONESHOT && !entry->pipe->armed)
 		return;
-	/* The kernel looks at the socket again, so nothing is missed. It fails for a socket that was
-	 * closed behind our back. */
+	/* The kernel checks the socket again, so no event is missed. Fails for a socket that was
+	 * closed without a call that the shim sees. */
 	(void)control(entry->set, EPOLL_CTL_MOD, fd, entry->events, entry->data);
 }
 
@@ -102,15 +104,15 @@ int shim_watch(int fd, struct entry *entry)
 	return 0;
 }
 
-/* What becomes of a pipe's descriptor: the agent has answered and waits for another request; it is of no more
- * use; its number is another's. */
+/* Fate of a pipe's descriptor: the agent has answered and waits for another request; it is
+ * useless; its number belongs to another file. */
 enum fate { KEPT, CLOSED, ANOTHERS };
 
 static void close_pipe(struct shim_pipe *pipe, enum fate fate)
 {
 	struct entry *own = shim_find(pipe->fd);
 
-	/* Explicitly: a child may have it open still. */
+	/* Explicitly: a child may have it open. */
 	if (pipe->set >= 0 && fate != ANOTHERS)
 		(void)control(pipe->set, EPOLL_CTL_DEL, pipe->fd, 0, 0);
 	if (own)
@@ -181,14 +183,14 @@ int shim_pipe_runs(int fd, struct entry *entry)
 	return 0;
 }
 
-/* The socket is in this set now. What was known under its number is of the past, but for a pipe of the
- * very same socket. */
+/* Notes that the socket is in this set now. Drops earlier state of its number, except a pipe of
+ * the very same socket. */
 APART static void added(int set, int fd, struct entry *entry, const struct epoll_event *event)
 {
 	struct entry *of_set = shim_make(set);
 	uint32_t bits = IN_SET;
 
-	/* One that is in another set still. */
+	/* It is in another set already. */
 	if (atomic_load(&entry->bits) & IN_SET && entry->set != set &&
 	    control(entry->set, EPOLL_CTL_MOD, fd, entry->events, entry->data) == 0)
 		bits |= IN_MORE;
@@ -212,7 +214,8 @@ APART static void added(int set, int fd, struct entry *entry, const struct epoll
 		atomic_fetch_or(&of_set->bits, IS_SET);
 }
 
-/* A socket's number may have been given away without close(2), by fclose(3) for one. */
+/* Whether a number was freed without close(2), by fclose(3) for one, and belongs to another
+ * socket. */
 APART static int is_stale(int fd, const struct entry *entry)
 {
 	struct stat stat;
@@ -224,7 +227,7 @@ APART static int leave(int set, int fd, struct epoll_event *event, struct entry 
 {
 	int result;
 
-	/* The set tells its pipe's end, while it is known. */
+	/* The set reports the end of its pipe while it is known. */
 	if (entry->set == set)
 		shim_send_gathered(fd, entry);
 	result = (int)syscall(SYS_epoll_ctl, set, EPOLL_CTL_DEL, fd, event);
@@ -233,7 +236,8 @@ APART static int leave(int set, int fd, struct epoll_event *event, struct entry 
 	return result;
 }
 
-APART static int control_known(int set, int op, int fd, struct epoll_event *event, struct entry *entry)
+APART static int control_known(int set, int op, int fd, struct epoll_event *event,
+			       struct entry *entry)
 {
 	struct epoll_event told;
 	int result;
@@ -244,7 +248,7 @@ APART static int control_known(int set, int op, int fd, struct epoll_event *even
 		shim_forget(fd, fd);
 	if (op == EPOLL_CTL_MOD && (!shim_bits(entry, IN_SET) || entry->set != set))
 		return (int)syscall(SYS_epoll_ctl, set, op, fd, event);
-	/* Nobody knows later whether it has told already. */
+	/* Later it is not known whether it has fired already. */
 	if (event->events & EPOLLONESHOT)
 		shim_send_gathered(fd, entry);
 	told = effective(fd, entry, event->events, event->data.u64);
@@ -260,7 +264,8 @@ APART static int control_known(int set, int op, int fd, struct epoll_event *even
 	return result;
 }
 
-/* What an event loop does most often: another wish for a socket without a pipe. 1 with the result. */
+/* Handles the most frequent call of an event loop: other events for a socket without a pipe.
+ * Returns 1 with the result. */
 INLINE int change(int set, int fd, struct epoll_event *event, int *result)
 {
 	struct entry *entry = shim_look_up(fd);
@@ -288,7 +293,7 @@ EXPORT HOT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 
 	if (op == EPOLL_CTL_MOD && event && change(set, fd, event, &result))
 		return result;
-	/* What a child of vfork(2) changes is its parent's set: no need to ask whose process this is. */
+	/* A child of vfork(2) changes its parent's set: no need to check which process this is. */
 	if (!is_ours || (op != EPOLL_CTL_ADD && !shim_has(fd, IN_SET)) || !shim_lock())
 		return NEXT(epoll_ctl)(set, op, fd, event);
 	entry = op == EPOLL_CTL_ADD ? shim_make(fd) : shim_find(fd);
@@ -300,8 +305,8 @@ EXPORT HOT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 	return result;
 }
 
-/* True when the program gets this event, in its own form. is_foreign: it is another process' that uses this set
- * too, and stays. */
+/* Translates an event. Returns true when the program gets it, in its own form. is_foreign: it is
+ * for another process that shares this set, and stays. */
 static int translate(struct epoll_event *event, int *is_foreign)
 {
 	uint64_t data = event->data.u64;
@@ -320,7 +325,8 @@ static int translate(struct epoll_event *event, int *is_foreign)
 		(void)shim_pipe_runs(fd, entry);
 	} else if (data == tag_of_socket(fd, entry) && atomic_load(&entry->bits) & IN_SET) {
 		*is_foreign = 0;
-		/* Without a pipe it was armed again meanwhile, and the kernel tells once more. */
+		/* Without a pipe it was armed again meanwhile, and the kernel reports it once
+		 * more. */
 		if (entry->pipe && entry->pipe->fd >= 0) {
 			entry->pipe->armed = 0;
 			event->data.u64 = entry->data;
@@ -331,7 +337,8 @@ static int translate(struct epoll_event *event, int *is_foreign)
 	return is_for_program;
 }
 
-/* How many are left for the program. are_foreign: none was ours either. */
+/* Returns how many events are left for the program. are_foreign: all of the others are for other
+ * processes. */
 static int translate_all(struct epoll_event *events, int count, int *are_foreign)
 {
 	int error = errno;
@@ -349,7 +356,7 @@ static int translate_all(struct epoll_event *events, int count, int *are_foreign
 	return kept;
 }
 
-/* A call that waits. */
+/* Call that waits. */
 struct wait {
 	int set;
 	struct epoll_event *events;
@@ -371,7 +378,7 @@ static int64_t now_ns(void)
 	return now.tv_sec * NS_PER_S + now.tv_nsec;
 }
 
-/* What was gathered goes before the program sleeps. */
+/* Sends gathered bytes before the program sleeps. */
 static int send_and_wait(const struct wait *wait, int64_t timeout_ns)
 {
 	if (shim_send_due(0) > 0 && timeout_ns != 0) {
@@ -384,19 +391,20 @@ static int send_and_wait(const struct wait *wait, int64_t timeout_ns)
 	return wait->once(wait, timeout_ns);
 }
 
-/* Events that another process is to take stay until it does. */
+/* Pauses: events for another process stay until that takes them. */
 static int pause_for_others(const struct wait *wait)
 {
 	return ppoll(NULL, 0, &(struct timespec){.tv_nsec = NS_PER_MS}, wait->mask);
 }
 
-/* While there is nothing to be done before or after. */
+/* While no work is to be done before or after the call. */
 INLINE int is_plain(void)
 {
 	return (atomic_load(&tags_are_used) | shim_is_gathering()) == 0;
 }
 
-/* Waits again when nothing is left for the program: the kernel has the socket's own event at once. */
+/* Waits again when no event is left for the program: the kernel has the socket's own event at
+ * once. */
 static int wait_translated(const struct wait *wait, int64_t timeout_ns)
 {
 	int64_t begun_ns = timeout_ns > 0 ? now_ns() : 0;
@@ -422,7 +430,7 @@ static int wait_translated(const struct wait *wait, int64_t timeout_ns)
 	}
 }
 
-/* Not too early. */
+/* Rounded up, so as not to wake early. */
 static int to_ms(int64_t timeout_ns)
 {
 	return timeout_ns < 0 ? -1 : (int)((timeout_ns + NS_PER_MS - 1) / NS_PER_MS);
@@ -451,14 +459,14 @@ EXPORT HOT int epoll_wait(int set, struct epoll_event *events, int max, int time
 	struct wait wait;
 	int count, are_foreign;
 
-	/* The call that an event loop makes most often. */
+	/* The most frequent call of an event loop. */
 	if (is_plain()) {
 		if (__builtin_expect(shim_waited_in != set, 0))
 			shim_waits_in(set);
 		count = NEXT(epoll_wait)(set, events, max, timeout_ms);
 		if ((count <= 0) | is_plain())
 			return count;
-		/* Another thread's first pipe began meanwhile. */
+		/* The first pipe of another thread began meanwhile. */
 		count = translate_all(events, count, &are_foreign);
 		if (count > 0)
 			return count;
@@ -482,7 +490,7 @@ EXPORT int epoll_pwait2(int set, struct epoll_event *events, int max, const stru
 
 	if (!time)
 		return wait_translated(&wait, FOR_EVER);
-	/* The kernel says what is wrong with it. */
+	/* The kernel reports the error. */
 	if (time->tv_sec < 0 || time->tv_nsec < 0 || time->tv_nsec >= NS_PER_S)
 		return NEXT(epoll_pwait2)(set, events, max, time, mask);
 	if (time->tv_sec > INT64_MAX / NS_PER_S - 1)

@@ -1,22 +1,23 @@
-/* Parts of a file, each too small for a pipe, that are sent one behind the other.
+/* Gathers parts of a file, each too small for a pipe, that are sent one behind the other.
  *
- * Some servers send a file in parts of 256 KiB or less, as an event loop should. sendfile(2) has done its
- * work when a part is in the socket's buffer; here it has when the shim has taken it. Parts are gathered, and
- * a pipe of all of them begins
- * - before the program sleeps in its epoll set: that is asked without a wait first, and a socket with room in
- *   its buffer, into which nothing was put, is reported at once;
- * - before anything else is done with the socket: what is written next gets EAGAIN until the pipe is over;
- * - when the end of the file is reached, or as much is gathered as is moved in a moment.
+ * Some servers send a file in parts of 256 KiB or less, as an event loop should. sendfile(2)
+ * returns when a part is in the socket's buffer; here, when the shim has noted it. Parts are
+ * gathered, and a pipe of all of them begins
+ * - before the program sleeps in its epoll set: the set is polled without a wait first, and a
+ *   socket with room in its buffer, into which no byte was put, is reported at once;
+ * - before any other use of the socket: later writes get EAGAIN until the pipe is over;
+ * - at the end of the file, or when as much is gathered as a pipe moves in a moment.
  *
- * From then on the agent answers for the bytes: it moves them by a pipe, sends itself what no pipe moves, and
- * goes on when the program closes the socket or ends. A file that became shorter meanwhile ends the
- * connection, as a program does that hears so from sendfile(2). What is lost are parts that a program has
- * gathered when it is killed before it sleeps, or executes another: to all others it is as if it had been
- * killed a moment earlier.
+ * From then on the agent answers for the bytes: it moves them by a pipe, sends itself those that
+ * no pipe moves, and goes on when the program closes the socket or exits. A file that became
+ * shorter meanwhile ends the connection, as a program does that gets a short count from
+ * sendfile(2). Parts are lost that a program has gathered when it is killed before it sleeps, or
+ * executes another: to its peers this looks as if it had been killed a moment earlier.
  *
- * It begins with the third part, for a socket that can take bytes at the moment, when the agent serves a
- * connection for it: then it does not refuse one later. Only the one thread that waits in the socket's set
- * gathers: where there are two, one may sleep in it for long while the other sends and sleeps elsewhere. */
+ * Gathering begins with the third part, for a socket that has room at the moment, when the agent
+ * serves a connection for it: then the agent does not refuse one later. Only the one thread that
+ * waits in the socket's set gathers: of two, one may sleep in it for long while the other sends
+ * and sleeps elsewhere. */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -33,22 +34,22 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Sockets with gathered parts at a time: each keeps a connection to the agent. */
+/* Most sockets with gathered parts at a time: each keeps a connection to the agent. */
 #define MAX_WAITING MAX_KEPT
 /* Parts that are sent as they come, behind the first. */
 #define PARTS_BEFORE 1
-/* What is gathered at most, and how long it should take to be moved: meanwhile a program hears nothing of its
- * socket, and servers give up clients of which they hear nothing for long. */
+/* Most bytes that are gathered, and the time that a pipe should take to move them: meanwhile a
+ * program gets no event of its socket, and servers give up clients that are silent for long. */
 #define MOST_BYTES (INT64_C(16) << 20)
 #define SHORT_MS 500
-/* So long the agent may take to answer on a new connection, of which a program has a few. */
+/* Time that the agent may take to answer on a new connection, of which a program has a few. */
 #define AGENT_MS 50
 #define LONG_MS 2000
 
 __thread int shim_waited_in = -1;
 static pthread_key_t at_thread_end;
 static int is_key;
-/* Instead of a thread: more than one has waited in a set. */
+/* Stands for a thread when more than one has waited in a set. */
 static const char many;
 
 static int waiting[MAX_WAITING];
@@ -96,7 +97,7 @@ void shim_sent(const struct shim_part *part, struct entry *entry, ssize_t sent)
 	run->parts++;
 }
 
-/* Of others the agent sends nothing. */
+/* Whether the file is on a file system from which the agent sends. */
 static int is_known(int file)
 {
 	struct statfs statfs;
@@ -105,7 +106,8 @@ static int is_known(int file)
 	       (statfs.f_type == EXT4_SUPER_MAGIC || statfs.f_type == XFS_SUPER_MAGIC);
 }
 
-/* Our own descriptor of it, when that is closed, would cost the program its locks of fcntl(2). */
+/* Whether the process has fcntl(2) locks on it: closing the shim's own descriptor would release
+ * them. */
 static int has_locks(int file)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -113,13 +115,13 @@ static int has_locks(int file)
 	return fcntl(file, F_OFD_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
 }
 
-/* The agent reads into memory as it is, and must not be refused. */
+/* Whether it has O_DIRECT: the agent reads into unaligned memory, and must not fail. */
 static int is_direct(int file)
 {
 	return fcntl(file, F_GETFL) & O_DIRECT;
 }
 
-/* Alone in this set, and the last time. */
+/* Whether this thread alone waits in the set, and waited there last. */
 static int waits_alone_in(int set)
 {
 	const struct entry *entry = shim_find(set);
@@ -151,12 +153,12 @@ static struct shim_pipe *new_pipe(const struct shim_part *part, struct entry *en
 	return NULL;
 }
 
-/* Begins to gather. 0, or -1. */
+/* Begins to gather. Returns 0, or -1. */
 static int begin(const struct shim_part *part, struct entry *entry)
 {
 	struct shim_pipe *pipe;
 
-	/* What is gathered goes before this thread sleeps in that set. */
+	/* Gathered bytes are sent before this thread sleeps in that set. */
 	if (!waits_alone_in(entry->set) || entry->events & EPOLLONESHOT)
 		return -1;
 	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) ||
@@ -202,7 +204,8 @@ int64_t shim_gather(const struct shim_part *part, struct entry *entry)
 	return part->len;
 }
 
-/* It may have been closed behind our back, and another have its number. */
+/* Whether the descriptor is still this file: it may have been closed without a call that the
+ * shim sees, and its number reused. */
 static int is_still(int fd, dev_t dev, ino_t ino)
 {
 	struct stat stat;
@@ -210,7 +213,7 @@ static int is_still(int fd, dev_t dev, ino_t ino)
 	return fstat(fd, &stat) == 0 && stat.st_dev == dev && stat.st_ino == ino;
 }
 
-/* Once more if the agent has closed the connection just now. */
+/* Repeats once if the agent has closed the connection just now. */
 static int ask(int fd, struct shim_pipe *pipe)
 {
 	int reason;
@@ -234,8 +237,8 @@ static void close_file(struct shim_pipe *pipe)
 	pipe->file = -1;
 }
 
-/* Without the agent: what the socket takes. If that is not all, the connection ends: the program believes
- * that it was sent. */
+/* Sends without the agent, as much as the socket takes. If that is not all, the connection ends:
+ * the program believes that it was sent. */
 static void send_alone(int fd, struct entry *entry)
 {
 	struct shim_pipe *pipe = entry->pipe;
@@ -250,7 +253,7 @@ static void send_alone(int fd, struct entry *entry)
 	shim_refused(entry, &pipe->ends, MILLRACE_NO_AGENT);
 }
 
-/* The pipe goes on beside the program. */
+/* Begins the pipe, which runs beside the program. */
 static void begin_pipe(int fd, struct entry *entry)
 {
 	struct shim_pipe *pipe = entry->pipe;
@@ -262,10 +265,10 @@ static void begin_pipe(int fd, struct entry *entry)
 	entry->pipes++;
 	close_file(pipe);
 	shim_mark_own(pipe->fd, fd);
-	/* It fails for a socket that is not in the set any more: then nobody waits for it. */
+	/* Fails for a socket that is not in the set any more: then no thread waits for it. */
 	if (!is_in_set || shim_mask(fd, entry) < 0)
 		return;
-	/* A set that is full does not tell its end. */
+	/* A full set does not report its end. */
 	if (shim_watch(fd, entry) < 0)
 		while (shim_pipe_runs(fd, entry))
 			(void)poll(&(struct pollfd){.fd = pipe->fd, .events = POLLIN}, 1, -1);
@@ -281,7 +284,7 @@ void shim_send_gathered(int fd, struct entry *entry)
 	remove_waiting(fd);
 	if (!is_still(fd, pipe->ends.out_dev, pipe->ends.out_ino) ||
 	    !is_still(pipe->file, pipe->ends.in_dev, pipe->ends.in_ino)) {
-		/* Of the file nothing can be sent any more. */
+		/* No more bytes of the file can be sent. */
 		if (is_still(fd, pipe->ends.out_dev, pipe->ends.out_ino))
 			(void)syscall(SYS_shutdown, fd, SHUT_RDWR);
 		if (millrace_is_kept(&pipe->agent))
@@ -300,7 +303,7 @@ void shim_send_gathered(int fd, struct entry *entry)
 	errno = error;
 }
 
-/* More at once of what was moved in a moment, less of what took long. */
+/* Adapts the limit: more bytes at once if they were moved quickly, fewer if slowly. */
 static void adapt(struct shim_run *run, int64_t gathered, int64_t took_ms)
 {
 	if (took_ms > LONG_MS)
@@ -339,7 +342,7 @@ int shim_send_due(int all)
 	while (i < atomic_load(&shim_waiting_len)) {
 		struct entry *entry = shim_find(waiting[i]);
 
-		/* One that is sent leaves its place to another. */
+		/* A socket whose bytes are sent leaves its slot to another. */
 		if (all || entry->pipe->rounds++ > 0)
 			shim_send_gathered(waiting[i], entry);
 		else
@@ -362,7 +365,7 @@ void shim_waits_in(int set)
 	if (entry) {
 		are_many = entry->waiter && entry->waiter != &shim_waited_in;
 		entry->waiter = are_many ? (const void *)&many : &shim_waited_in;
-		/* To be forgotten when it is closed. */
+		/* Marked so that it is forgotten when closed. */
 		atomic_fetch_or(&entry->bits, IS_SET);
 	}
 	shim_unlock();
@@ -379,13 +382,13 @@ static void send_all(void *of_thread)
 	(void)shim_send_due(1);
 }
 
-/* Nor does a thread that ends come back to wait. */
+/* A thread that ends does not come back to wait either. */
 __attribute__((constructor)) static void at_start(void)
 {
 	is_key = pthread_key_create(&at_thread_end, send_all) == 0;
 }
 
-/* A program that ends as programs should has sent what it believes to have sent. */
+/* A program that exits in order has sent the bytes that it believes to be sent. */
 __attribute__((destructor)) static void at_end(void)
 {
 	(void)shim_send_due(1);

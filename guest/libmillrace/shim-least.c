@@ -1,7 +1,8 @@
-/* From how many bytes on a pipe pays.
+/* Break-even size of pipes: from how many bytes on one pays.
  *
- * MILLRACE_MIN_BYTES says it, or the agent, which has measured it. The agent is asked beside the program:
- * one call sends the question, and a later one that is large enough finds the answer. */
+ * It comes from MILLRACE_MIN_BYTES, or from the agent, which has measured it. The question to
+ * the agent blocks no call: one call sends it, and a later one that is large enough finds the
+ * answer. */
 #define _GNU_SOURCE
 #include "exchange.h"
 #include "shim.h"
@@ -13,13 +14,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* While nobody knows: some milliseconds of a guest's work, against what a pipe takes to begin. */
+/* Break-even size until one is known: some milliseconds of a guest's work, against the start of
+ * a pipe. */
 #define DEFAULT_LEAST_BYTES (1024 * 1024)
-/* From here on a call is worth a look at the clock, and a question to the agent. */
+/* Least bytes of a call that may read the clock, and ask the agent. */
 #define ASK_BYTES (64 * 1024)
-/* An answer holds so long. So does none: what the agent measures changes slowly. */
+/* Time for which an answer holds. So does a missing one: the agent's measurement changes slowly. */
 #define ASK_AGAIN_MS 60000
-/* Parts of files ask often: while no answer is due, one of so many looks at the clock. */
+/* Calls with parts of files are many: while no answer is due, one of this many reads the clock. */
 #define LOOK_CALLS 16
 
 _Atomic uint64_t shim_gate_bytes = ASK_BYTES;
@@ -27,12 +29,12 @@ _Atomic uint64_t shim_least_bytes = DEFAULT_LEAST_BYTES;
 _Atomic int shim_answers_left;
 
 static int is_fixed;
-/* The process whose thread is at it; others take what is known. A child of fork(2) may find its
- * parent's, and its parent's question, which it leaves alone. */
+/* Process whose thread asks; other threads use the known value. A child of fork(2) may find its
+ * parent's number, and its parent's question, which it leaves alone. */
 static _Atomic pid_t busy;
 static struct connection question;
 static pid_t asker;
-/* Before this time there is nothing to ask and no answer to look for. */
+/* Time before which there is neither a question to send nor an answer to read. */
 static _Atomic int64_t look_at_ms;
 
 __attribute__((constructor)) static void at_start(void)
@@ -46,7 +48,7 @@ __attribute__((constructor)) static void at_start(void)
 	value = strtoull(text, &end, 10);
 	if (*end != '\0')
 		return;
-	/* Zero bytes are never piped: sendfile(2) of them is a question. */
+	/* Zero bytes are never piped: sendfile(2) of them is a probe. */
 	value = value > 0 ? value : 1;
 	is_fixed = 1;
 	atomic_store(&shim_least_bytes, value);
@@ -68,7 +70,7 @@ static void ask(void)
 
 	if (millrace_send(&question, &request, NULL, SOCK_NONBLOCK, &outcome) < 0)
 		return;
-	/* One that is not kept could not be told from another's, later. */
+	/* An unkept connection could later not be told from another file of its number. */
 	if (question.slot)
 		asker = getpid();
 	else
@@ -92,14 +94,15 @@ static void look_for_answer(void)
 	}
 	asker = 0;
 	bytes = (uint64_t)outcome.min_bytes_kib * 1024;
-	/* One that does not know, or has gone, leaves what was known. */
+	/* An agent that does not know, or has exited, leaves the known value. */
 	if (bytes == 0)
 		return;
 	atomic_store(&shim_least_bytes, bytes);
 	atomic_store(&shim_gate_bytes, bytes < ASK_BYTES ? bytes : ASK_BYTES);
 }
 
-/* 1 when a question is open, whose answer the next call may find. */
+/* Updates the break-even size. Returns 1 when a question is open, whose answer the next call may
+ * find. */
 static int refresh(void)
 {
 	int64_t now = now_ms();

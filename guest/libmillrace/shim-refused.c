@@ -1,21 +1,21 @@
-/* Who refused pipes, so that a busy server does not ask for each file again.
+/* Refusals of pipes, remembered so that a busy server does not ask for each file again.
  *
- * What is remembered is of both ends together. The agent does not say which of two files was in the
- * way, and one that cannot be written by a pipe may well be read by one. */
+ * They are remembered for both ends together. The agent does not say which of two files was the
+ * cause, and one that cannot be written by a pipe may well be read by one. */
 #define _GNU_SOURCE
 #include "shim.h"
 
 #include <time.h>
 
-/* After this many milliseconds things may have changed: an agent started, a writer gone. */
+/* Milliseconds after which a refusal may have ended: an agent starts, a writer closes the file. */
 #define PAUSE_MS 1000
-/* The same where it is about others' pipes, which end soon. */
+/* Milliseconds for refusals because of other pipes, which end soon. */
 #define SHORT_PAUSE_MS 50
 #define FOR_GOOD INT64_MAX
-/* Pairs of files or file systems that are remembered; another takes an older one's place. */
+/* Pairs of files or file systems that are remembered; a further one replaces an older one. */
 #define PAIRS 64
 
-/* A file, or a whole file system with ino 0, and where it was to go: all zero for a socket. */
+/* File, or a whole file system with ino 0, and its sink: all zero for a socket. */
 struct pair {
 	dev_t in_dev;
 	ino_t in_ino;
@@ -26,7 +26,7 @@ struct pair {
 
 static struct pair pairs[PAIRS];
 static int64_t host_until_ms;
-/* For pipes between files: the host may have none, and yet have others. */
+/* For pipes between files: a host may lack these alone. */
 static int64_t copies_until_ms;
 
 static int64_t now_ms(void)
@@ -91,7 +91,7 @@ int shim_may_ask(struct entry *entry, const struct shim_ends *ends)
 	return now >= entry->refused_until_ms;
 }
 
-/* Reasons that are the connection's. */
+/* Handles reasons that belong to the connection. */
 static void connection_refused(struct entry *entry, const struct shim_ends *ends, int reason)
 {
 	int64_t until = now_ms() + PAUSE_MS;
@@ -113,7 +113,7 @@ static void connection_refused(struct entry *entry, const struct shim_ends *ends
 		until += SHORT_PAUSE_MS - PAUSE_MS;
 		break;
 	default:
-		/* It may pass. */
+		/* The reason may pass. */
 		break;
 	}
 	if (!entry)
@@ -123,7 +123,7 @@ static void connection_refused(struct entry *entry, const struct shim_ends *ends
 	atomic_fetch_or(&entry->bits, REFUSED);
 }
 
-/* Reasons of a copy that are not the file systems'. */
+/* Handles reasons of a copy that do not belong to the file systems. */
 static void copy_refused(const struct shim_ends *ends, int reason)
 {
 	int64_t now = now_ms();

@@ -1,4 +1,4 @@
-/* What the shim knows of descriptors, by number. */
+/* Table of the shim's state of descriptors, by number. */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -12,14 +12,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Descriptors from here on are not known. As many as the kernel gives a process by itself
+/* Number from which on descriptors have no state. It is the kernel's own limit for a process
  * (fs.nr_open); shim-epoll.c keeps a number in 20 bits. */
 #define MOST_FDS (1 << 20)
-/* Where a limit does not say. */
+/* Size of the table without a limit. */
 #define FEWEST_FDS 1024
 
-/* The lock: free, held, or held while somebody may wait. Not the C library's: to go into another library and
- * back costs an event loop more than all else that is done here for most of its calls. */
+/* States of the lock: free, held, or held with possible waiters. Not the C library's lock: a
+ * call into another library and back costs an event loop more than all other work here for most
+ * of its calls. */
 enum { FREE, HELD, WAITED_FOR };
 static _Atomic uint32_t lock;
 static struct entry nobody;
@@ -30,7 +31,7 @@ static _Atomic pid_t owner;
 static __thread int inside;
 static __thread int cancel;
 static void leave_to_parent(void);
-/* A signal handler within the lock has called fork(2), and this is the child. */
+/* Set when a signal handler inside the lock has called fork(2), and this is the child. */
 static int forked_inside;
 /* Pipes that are over. close(2) may be called in a signal handler, free(3) may not. */
 static struct shim_pipe *spare_pipes;
@@ -113,8 +114,8 @@ void shim_unlock(void)
 	pthread_setcancelstate(before, NULL);
 }
 
-/* Room for as many descriptors as the program may have one day. The kernel gives memory to what is
- * used. */
+/* Reserves room for as many descriptors as the program may ever have. The kernel gives memory
+ * only to used pages. */
 static int allocate(void)
 {
 	struct rlimit limit = {0};
@@ -127,7 +128,7 @@ static int allocate(void)
 		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (found == MAP_FAILED)
 		return -1;
-	/* Few descriptors are used: two MiB for the first were too much. */
+	/* Few descriptors are used: a huge page of two MiB would be too much for the first. */
 	(void)madvise(found, ((size_t)len + 1) * sizeof(struct entry), MADV_NOHUGEPAGE);
 	atomic_store(&table_len, len);
 	atomic_store_explicit(&shim_table, found, memory_order_release);
@@ -145,7 +146,8 @@ struct entry *shim_make(int fd)
 	return shim_find(fd);
 }
 
-/* Forgets what was in an epoll set that is closed. Pipes go on: sendfile looks for their end too. */
+/* Forgets the descriptors of a closed epoll set. Their pipes go on: sendfile checks for their
+ * end too. */
 static void forget_set(int set)
 {
 	for (int fd = 0; fd < (int)atomic_load(&shim_known); fd++) {
@@ -169,24 +171,25 @@ static void forget(int fd)
 	if (bits & IS_SET)
 		forget_set(fd);
 	if (bits & IS_PIPE) {
-		/* It was closed behind our back: nobody will hear of its end. */
+		/* The socket was closed without a call that the shim sees: its end goes
+		 * unnoticed. */
 		struct entry *socket = shim_find(entry->set);
 
 		if (socket->pipe && socket->pipe->fd == fd) {
 			socket->pipe->fd = -1;
 			socket->pipe->lost = 1;
 			shim_unmask(entry->set, socket);
-			/* The agent goes on sending: nothing may come in between. */
+			/* The agent goes on sending: no other bytes may come in between. */
 			if (socket->pipe->gathered)
 				syscall(SYS_shutdown, entry->set, SHUT_RDWR);
 		}
 	}
 	if (entry->pipe) {
-		/* What the program believes to be sent goes on without it. */
+		/* Bytes that the program believes to be sent go on without it. */
 		shim_send_gathered(fd, entry);
 	}
 	if (entry->pipe) {
-		/* The agent has the socket open too, so the set would go on telling of it. */
+		/* The agent has the socket open too, so the set would still report it. */
 		shim_leave_set(fd, entry);
 		shim_drop_pipe(entry);
 	}
@@ -245,11 +248,11 @@ void shim_spare_pipe(struct shim_pipe *pipe)
 	spare_pipes = pipe;
 }
 
-/* In a signal handler within the lock this thread has it, or waits for it: then what it protects is the
- * interrupted call's, and the child's clearing up comes behind that. */
+/* In a signal handler inside the lock, this thread holds it or waits for it: then the protected
+ * state is the interrupted call's, and the child cleans up after that. */
 static void before_fork(void)
 {
-	/* Before what the child may write to the same socket. */
+	/* Before bytes that the child may write to the same socket. */
 	(void)shim_send_due(1);
 	if (!inside)
 		lock_all();
@@ -264,7 +267,7 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
 	if (inside) {
-		/* Whoever had it is not in this process. */
+		/* The holder is not in this process. */
 		atomic_store(&lock, FREE);
 		forked_inside = 1;
 		return;
@@ -273,8 +276,8 @@ static void after_fork_in_child(void)
 	unlock_all();
 }
 
-/* Pipes are the parent's; closing our copies of their descriptors does not end them. Epoll sets are
- * both's, so nothing is changed in them. Calls nothing but what is async-signal-safe. */
+/* Leaves pipes to the parent; closing the child's copies of their descriptors does not end them.
+ * Epoll sets are shared, so nothing is changed in them. Calls only async-signal-safe functions. */
 static void leave_to_parent(void)
 {
 	forked_inside = 0;
