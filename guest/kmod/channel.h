@@ -19,25 +19,25 @@
 #include "include/millrace_channel.h"
 
 #define MR_CHUNK_ORDER 4 /* MR_CHUNK_LEN in pages */
-/* Pages of a peer that may be in use here before it is asked for copies: 16 MiB. */
+/* Pages of a peer that may be in use here before it is asked to send copies: 16 MiB. */
 #define MR_MAX_BORROWED 4096
 
 struct mr_channel;
 
-/* A piece of the peer's memory in use; a page may have several users at once. */
+/* Piece of the peer's memory in use; a page may have several users at once. */
 struct mr_use {
 	struct mr_use *next;
 	struct mr_queue *queue;
 	u16 slot;
 };
 
-/* A slot of the peer with pages in use here. */
+/* Slot of the peer with pages in use here. */
 struct mr_borrow {
 	u32 pending; /* uses, and one while the message is being received */
 	struct mr_use uses[MR_MAX_SEGS];
 };
 
-/* An own slot that the peer refers to. */
+/* Own slot that the peer refers to. */
 struct mr_lent {
 	u32 pages_len; /* 0: the slot is free */
 	struct page *pages[MR_MAX_SEGS];
@@ -48,12 +48,12 @@ struct mr_queue_stats {
 	u64 received, received_bytes, borrowed, busy_pages, no_client;
 };
 
-/* Both directions of one pair of rings. */
+/* One pair of rings: an own one and the peer's. */
 struct mr_queue {
 	struct mr_peer *peer;
 	unsigned int index;
 
-	/* Producer; lock: every sender, and whoever takes slots back. */
+	/* Producer; lock: every sender, and every context that takes slots back. */
 	spinlock_t lock ____cacheline_aligned_in_smp;
 	struct mr_queue_state *mine; /* own page, which the peer reads */
 	struct mr_entry *ring;
@@ -77,7 +77,7 @@ struct mr_queue {
 	struct mr_queue_stats stats;
 };
 
-/* Memory of a peer as it is plugged in here. */
+/* Memory of a peer, as it is plugged in here. */
 struct mr_memory {
 	struct list_head list;
 	struct pci_dev *pdev;
@@ -116,7 +116,7 @@ struct mr_peer {
 	atomic64_t refused;
 };
 
-/* A receive queue: one vector, one NAPI, the ring of that number of every peer. */
+/* Receive queue: one vector, one NAPI, the ring of that number of every peer. */
 struct mr_vector {
 	struct mr_channel *ch;
 	unsigned int index;
@@ -133,7 +133,7 @@ struct mr_vector {
 	u64 poll_hits, poll_misses, polled_ns;
 };
 
-/* A member that cannot be linked, or breaks its links, is tried again less and less often. */
+/* Retries of a member that cannot be linked, or breaks its links: less and less often. */
 struct mr_retry {
 	u8 failures;
 	u8 beats; /* heartbeats until it is */
@@ -246,16 +246,16 @@ void mr_clients_table_changed(void);
 void mr_debugfs_init(void);
 void mr_debugfs_exit(void);
 
-/* Whether a free-running index went past `event` on its way from `old` to `new`. */
+/* Whether a free-running index passed `event` on its way from `old` to `new`. */
 static inline bool mr_passed(u32 event, u32 new, u32 old)
 {
 	return (u32)(new - event - 1) < (u32)(new - old);
 }
 
 /*
- * Numbers in shared memory. Publishing one makes everything that was written before visible first;
- * who observes it sees all of that. virt_*(), since the other side may be another CPU even where
- * this guest has only one.
+ * Numbers in shared memory. Publishing one first makes all earlier writes visible; its observer
+ * sees all of them. virt_*(), since the other side may be another CPU even where this guest has
+ * only one.
  */
 static inline void mr_publish32(__le32 *to, u32 value)
 {
@@ -281,7 +281,7 @@ static inline u64 mr_observe64(const __le64 *from)
 	return le64_to_cpu(virt_load_acquire(from));
 }
 
-/* Numbers that say nothing about what else is in memory. */
+/* Numbers that order no other access to memory. */
 static inline u32 mr_read32(const __le32 *from)
 {
 	return le32_to_cpu(READ_ONCE(*from));

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Clients: who gets which messages.
+ * Clients: the receivers of messages.
  */
 #include <linux/module.h>
 
 #include "channel.h"
 
-/* How long messages that were sent before a client went may take to arrive. */
+/* Longest time for messages to arrive that were sent before a client was unregistered. */
 #define LAST_MS 5000
 
 static const struct mr_client __rcu *clients[MR_MAX_CLIENT + 1];
 static u32 taking; /* bits of those that take messages */
 
-/* The lock is held. */
+/* Caller holds the lock. */
 static const struct mr_client *client_at(unsigned int id)
 {
 	return rcu_dereference_protected(clients[id], lockdep_is_held(&mr_lock));
@@ -49,14 +49,14 @@ int mr_client_register(const struct mr_client *client)
 }
 EXPORT_SYMBOL_GPL(mr_client_register);
 
-/* Waits until what peers had sent when they were told has been received. */
+/* Waits until all messages are received that peers had sent when they heard of the change. */
 static void take_the_last(void)
 {
 	unsigned long until = jiffies + msecs_to_jiffies(LAST_MS);
 	unsigned int seen = 0;
 	bool taken;
 
-	/* Twice: a sender may be between looking and sending. */
+	/* Twice: a sender may be between its check and its send. */
 	while (seen < 2 && time_before(jiffies, until)) {
 		schedule_timeout_idle(1);
 		mutex_lock(&mr_lock);
@@ -74,7 +74,7 @@ void mr_client_unregister(const struct mr_client *client)
 	take_the_last();
 	mutex_lock(&mr_lock);
 	RCU_INIT_POINTER(clients[client->id], NULL);
-	/* Links forget that it was told: the next one of its number is told anew. */
+	/* Links forget that the client was told: the next one of its number is told anew. */
 	if (mr_channel)
 		mr_links_update(mr_channel);
 	mutex_unlock(&mr_lock);
@@ -82,7 +82,7 @@ void mr_client_unregister(const struct mr_client *client)
 }
 EXPORT_SYMBOL_GPL(mr_client_unregister);
 
-/* Softirq, in a reader's section. */
+/* Softirq, in an RCU read section. */
 void mr_client_receive(struct mr_rx *rx)
 {
 	const struct mr_client *client = rcu_dereference(clients[rx->entry.client]);
@@ -118,8 +118,8 @@ void mr_clients_writable(struct mr_peer *peer, unsigned int queue, u32 waiting)
 }
 
 /*
- * Tells clients whether the peer takes their messages: those of @want. Returns which know that it
- * does. The lock is held, so that no client goes meanwhile.
+ * Tells the clients in @want whether the peer takes their messages. Returns the bits of those that
+ * know that it does. Caller holds the lock, so that no client is unregistered meanwhile.
  */
 u32 mr_clients_peer(struct mr_peer *peer, u32 want)
 {

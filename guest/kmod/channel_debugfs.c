@@ -20,15 +20,16 @@ static void show_queue(struct seq_file *m, struct mr_queue *q)
 {
 	const struct mr_queue_stats *s = &q->stats;
 
-	seq_printf(m, "queue %u peer %u sent %llu sent_bytes %llu referred %llu referred_bytes %llu",
-		   q->index, q->peer->id, s->sent, s->sent_bytes, s->referred, s->referred_bytes);
+	seq_printf(m, "queue %u peer %u sent %llu sent_bytes %llu", q->index, q->peer->id, s->sent,
+		   s->sent_bytes);
+	seq_printf(m, " referred %llu referred_bytes %llu", s->referred, s->referred_bytes);
 	seq_printf(m, " received %llu received_bytes %llu borrowed %llu busy_pages %llu",
 		   s->received, s->received_bytes, s->borrowed, s->busy_pages);
 	seq_printf(m, " full %llu kicks %llu no_client %llu lent %u\n", s->full, s->kicks,
 		   s->no_client, mr_queue_lent(q));
 }
 
-/* Where the indices stand, for whoever looks for a message that does not come. */
+/* Positions of the indices, for debugging a lost message. */
 static void show_indices(struct seq_file *m, struct mr_queue *q)
 {
 	const struct mr_queue_state *mine = q->mine, *theirs = q->theirs;
@@ -60,7 +61,7 @@ static void show_peer(struct seq_file *m, struct mr_peer *peer)
 	}
 }
 
-/* Pages of the plugged memory that somebody uses, counted one by one. */
+/* Pages of the plugged memory that have users, counted one by one. */
 static unsigned long pages_in_use(const struct mr_memory *memory)
 {
 	unsigned long i, used = 0;

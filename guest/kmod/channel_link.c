@@ -48,7 +48,8 @@ void mr_peer_put(struct mr_peer *peer)
 }
 EXPORT_SYMBOL_GPL(mr_peer_put);
 
-/* The peer did what no peer does. Any context. Its link ends; a new one needs a new generation. */
+/* Ends the link of a peer that broke the protocol. Any context. A new link needs a new
+ * generation. */
 void mr_peer_break(struct mr_peer *peer, const char *why, u64 value)
 {
 	atomic64_inc(&peer->refused);
@@ -56,13 +57,13 @@ void mr_peer_break(struct mr_peer *peer, const char *why, u64 value)
 		return;
 	WRITE_ONCE(peer->broken, true);
 	WRITE_ONCE(peer->open, false);
-	pr_warn("%.64s %s (%llu); its link ends\n", peer->name, why, value);
+	pr_warn("peer %.64s %s (%llu); its link ends\n", peer->name, why, value);
 	queue_work(peer->ch->work, &peer->ch->control);
 }
 
 static void ring_control(struct mr_peer *peer)
 {
-	/* What we wrote before the doorbell. */
+	/* Orders our writes before the doorbell. */
 	wmb();
 	mr_ring(peer->ch, peer->id, 0);
 }
@@ -85,7 +86,7 @@ static struct mr_memory *memory_in_slot(u32 slot)
 	return NULL;
 }
 
-/* Finds the peer's directory in its memory. -EAGAIN: it is not (yet) that of the table. */
+/* Finds the peer's directory in its memory. -EAGAIN: it does not match the table (yet). */
 static int find_directory(struct mr_peer *peer, u64 dir_off)
 {
 	const struct mr_dir *dir = mr_peer_at(peer, dir_off, MR_PAGE_LEN, MR_PAGE_LEN);
@@ -133,7 +134,7 @@ static int fill_link(struct mr_peer *peer)
 	return 0;
 }
 
-/* A new peer with its memory mapped and own rings offered. */
+/* Makes a peer with its memory mapped and own rings offered. */
 static struct mr_peer *peer_create(struct mr_channel *ch, u32 index, const struct mr_member *m,
 				   struct mr_memory *memory)
 {
@@ -172,7 +173,7 @@ put:
 	return NULL;
 }
 
-/* Mapping a peer's memory is work: nobody has us do it all the time. */
+/* Mapping a peer's memory is expensive: failures limit how often it is done. */
 static void note_failure(struct mr_retry *retry)
 {
 	if (retry->failures < FREE_FAILURES + ilog2(MAX_WAIT_BEATS))
@@ -206,7 +207,7 @@ static void peer_destroy(struct mr_peer *peer)
 	}
 	mr_publish64(&ch->dir->links[peer->index].link_off, 0);
 	RCU_INIT_POINTER(ch->peers[peer->index], NULL);
-	/* Receivers. Senders see under the lock that the peer's side is gone. */
+	/* Waits for receivers. Senders see under the lock that the peer's side is closed. */
 	synchronize_net();
 	for (i = 0; i < peer->queues; i++) {
 		spin_lock_bh(&peer->queue[i].lock);
@@ -228,7 +229,7 @@ static bool is_right_link(const struct mr_peer *peer, const struct mr_link *link
 	       le64_to_cpu(link->to_generation) == peer->ch->generation;
 }
 
-/* The peer's offer. NULL: none for us. */
+/* Returns the peer's offer to us. NULL: none. */
 static const struct mr_link *their_offer(struct mr_peer *peer)
 {
 	const struct mr_dir_entry *entry = &peer->their_dir->links[peer->ch->own_index];
@@ -265,7 +266,8 @@ static void try_attach(struct mr_peer *peer)
 	kfree(copy);
 }
 
-/* A peer that has closed takes its link out of the directory before it uses the page again. */
+/* State of the peer's side. A closed peer takes its link out of the directory before it reuses
+ * the page. */
 static u32 their_state(struct mr_peer *peer)
 {
 	u32 state;
@@ -289,7 +291,7 @@ static bool is_silent(const struct mr_peer *peer)
 	return time_after(jiffies, peer->heard + msecs_to_jiffies(peer->ch->dead_after_ms));
 }
 
-/* Whether everything that either side sent has arrived. */
+/* Whether all messages that either side sent have arrived. */
 static bool rings_are_empty(struct mr_peer *peer)
 {
 	if (!peer->attached || peer->broken)
@@ -303,12 +305,12 @@ static void drain(struct mr_peer *peer)
 	bool empty;
 	u32 theirs;
 
-	/* It may have seen our offer while we did not look at its own. */
+	/* The peer may have seen our offer before we looked at its own. */
 	if (!peer->their_link)
 		peer->their_link = their_offer(peer);
 	theirs = their_state(peer);
 	empty = rings_are_empty(peer);
-	/* Nobody may ring for the last entries. */
+	/* There may be no doorbell for the last entries. */
 	if (!empty)
 		mr_vectors_kick(peer->ch);
 	if (READ_ONCE(peer->borrowed))
@@ -318,10 +320,10 @@ static void drain(struct mr_peer *peer)
 		return;
 	if (!empty || mr_queues_lent(peer) || READ_ONCE(peer->borrowed))
 		return;
-	/* The peer may use its rings again once it is told: receivers look at them no more. */
+	/* The peer may reuse its rings once it is told: receivers no longer read them. */
 	WRITE_ONCE(peer->state, MR_LINK_CLOSED);
 	synchronize_net();
-	/* One that was at it has borrowed meanwhile. */
+	/* A receiver that was running has borrowed meanwhile. */
 	if (READ_ONCE(peer->borrowed)) {
 		WRITE_ONCE(peer->state, MR_LINK_DRAINING);
 		return;
@@ -329,7 +331,7 @@ static void drain(struct mr_peer *peer)
 	set_state(peer, MR_LINK_CLOSED);
 }
 
-/* Whether the table still has the peer as it was when the link was made. */
+/* Whether the table has the peer unchanged since the link was made. */
 static bool is_wanted(struct mr_peer *peer, const struct mr_member *m)
 {
 	bool same = le32_to_cpu(m->id) == peer->id &&
@@ -406,9 +408,9 @@ void mr_links_update(struct mr_channel *ch)
 }
 
 /*
- * Notices who lives; returns slots that were released while nothing is sent, and pages that wait
- * for a CPU; receives what nobody rang for. Under KVM there is none; QEMU's emulation drops memory
- * barriers when a guest cannot have a second CPU, and then a doorbell can be missed.
+ * Checks heartbeats; returns slots that were released while nothing is sent, and pages that wait
+ * for a CPU; receives messages without a doorbell. Under KVM there are none; QEMU's emulation drops
+ * memory barriers when a guest cannot have a second CPU, and then a doorbell can be missed.
  */
 void mr_links_beat(struct mr_channel *ch)
 {
@@ -451,7 +453,7 @@ bool mr_links_closed(struct mr_channel *ch)
 	return true;
 }
 
-/* Tells all peers whose messages are taken now, and clients which peers take theirs. */
+/* Tells all peers which clients take messages here, and clients which peers take theirs. */
 void mr_links_clients_changed(struct mr_channel *ch)
 {
 	u32 i;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The mailbox: what the host tells us, and what we tell the host.
+ * The mailbox: messages of the host to this guest, and of this guest to the host.
  */
 #include <linux/module.h>
 #include <linux/random.h>
@@ -20,7 +20,7 @@ static struct mr_guest *guest(const struct mr_channel *ch)
 	return (struct mr_guest *)(ch->mailbox + MR_GUEST_OFF);
 }
 
-/* Reads what does not change. -ENODEV: another use of ivshmem. */
+/* Reads the constant fields. -ENODEV: the device is another use of ivshmem. */
 int mr_mailbox_open(struct mr_channel *ch)
 {
 	const struct mr_host *h = host(ch);
@@ -34,7 +34,7 @@ int mr_mailbox_open(struct mr_channel *ch)
 		return -ENODEV;
 	version = le32_to_cpu(h->version);
 	if (version != MR_VERSION) {
-		pr_err("the host speaks version %u, this module %u\n", version, MR_VERSION);
+		pr_err("mailbox of the host has version %u, this kernel module %u\n", version, MR_VERSION);
 		return -EPROTO;
 	}
 	ch->id = le32_to_cpu(h->member_id);
@@ -53,7 +53,7 @@ int mr_mailbox_open(struct mr_channel *ch)
 	return 0;
 }
 
-/* The host's half, as it was at one time. */
+/* Copies a consistent snapshot of the host's half. */
 static bool copy_half(struct mr_channel *ch)
 {
 	const struct mr_host *h = host(ch);
@@ -67,7 +67,7 @@ static bool copy_half(struct mr_channel *ch)
 			continue;
 		}
 		memcpy(ch->half, ch->mailbox, sizeof(ch->half));
-		/* The copy before the second look at the number. */
+		/* Orders the copy before the second read of the number. */
 		virt_rmb();
 		if (mr_read32(&h->table_seq) == seq)
 			return true;
@@ -75,7 +75,8 @@ static bool copy_half(struct mr_channel *ch)
 	return false;
 }
 
-/* Takes over members and excluded flows. False: just being written; the host rings afterwards. */
+/* Takes over members and excluded flows. False: being written just now; the host rings
+ * afterwards. */
 bool mr_mailbox_read_table(struct mr_channel *ch)
 {
 	const struct mr_host *h = (const struct mr_host *)ch->half;
@@ -118,11 +119,11 @@ static void report_link(const struct mr_peer *peer, struct mr_link_status *statu
 	status->sent_bytes = cpu_to_le64(sent_bytes);
 	status->referred_bytes = cpu_to_le64(referred_bytes);
 	status->refused = cpu_to_le64(atomic64_read(&peer->refused));
-	/* Last: the host acts on it. */
+	/* Written last: the host acts on it. */
 	mr_publish32(&status->state, peer->state);
 }
 
-/* Writes how we are, and rings the host when that is news. */
+/* Writes our state, and rings the host when it has changed. */
 void mr_mailbox_report(struct mr_channel *ch, u32 state)
 {
 	struct mr_guest *g = guest(ch);
@@ -156,7 +157,7 @@ void mr_mailbox_report(struct mr_channel *ch, u32 state)
 
 void mr_mailbox_ring_host(struct mr_channel *ch)
 {
-	/* What we wrote before the doorbell. */
+	/* Orders our writes before the doorbell. */
 	wmb();
 	mr_ring(ch, ch->host_id, 0);
 }

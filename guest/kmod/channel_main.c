@@ -5,15 +5,15 @@
  * Theory of operation
  *
  * The host plugs two kinds of ivshmem devices into this guest. One has doorbells and a mailbox
- * (channel_mailbox.c) which says who the members of our trust domain are. The others are the
+ * (channel_mailbox.c) which lists the members of our trust domain. The others are the
  * memory of those members, one read-only device each (channel_memory.c). A member that is in the
  * table and whose memory is here becomes a peer (channel_link.c).
  *
- * All that a member says to a peer lies in its own memory, and the peer reads it: a directory
- * page, which the host knows the place of; from there a page per link; from there rings, slots,
- * FIFOs and indices (channel_queue.c). So no guest can write what another one reads, but for its
- * own words, and those are copied, checked and used (channel_rx.c). Sending writes own memory and
- * rings a doorbell, if the peer asked for one (channel_tx.c).
+ * A member's messages to a peer lie in its own memory, and the peer reads them there: a directory
+ * page, whose place the host knows; from there a page per link; from there rings, slots, FIFOs and
+ * indices (channel_queue.c). So a guest can write only its own messages in the memory that another
+ * one reads, and these are copied, checked and used (channel_rx.c). Sending writes own memory and
+ * rings a doorbell, if the peer has asked for one (channel_tx.c).
  *
  * Limits: millrace_abi.h. Memory of a peer costs 64 bytes for each of its pages; rings cost
  * 132 KiB and the FIFO (parameter fifo_kb) for each queue and peer.
@@ -32,7 +32,8 @@ LIST_HEAD(mr_memories);
 
 unsigned int mr_fifo_kb = 512;
 module_param_named(fifo_kb, mr_fifo_kb, uint, 0444);
-MODULE_PARM_DESC(fifo_kb, "KiB that can be on their way by copy, per queue and peer: 128 to 2048, a power of two (512)");
+MODULE_PARM_DESC(fifo_kb,
+		 "KiB of copied messages in flight, per queue and peer: 128 to 2048, a power of two (512)");
 
 static u32 guest_state(struct mr_channel *ch)
 {
@@ -41,7 +42,7 @@ static u32 guest_state(struct mr_channel *ch)
 	return mr_links_closed(ch) ? MR_GUEST_LEFT : MR_GUEST_LEAVING;
 }
 
-/* The host may tell us to leave, and may take it back. */
+/* Follows the host, which may tell us to leave, and may take it back. */
 static void obey(struct mr_channel *ch)
 {
 	u32 state = le32_to_cpu(ch->table[ch->own_index].state);
@@ -174,8 +175,8 @@ static int doorbell_probe(struct pci_dev *pdev)
 }
 
 /*
- * Leaves. Usually the host has told us before, and nothing is left to be done. Else this waits
- * until peers have taken what they were sent and given pages back, which may be long.
+ * Leaves. Usually the host has asked for it before, and no work is left. Else this waits until
+ * peers have taken all messages and given pages back, which may take long.
  */
 static void doorbell_remove(struct mr_channel *ch)
 {
@@ -192,7 +193,7 @@ static void doorbell_remove(struct mr_channel *ch)
 		mutex_unlock(&mr_lock);
 		if (closed)
 			break;
-		/* Idle: a long wait here is nobody's hang. */
+		/* Idle: a long wait here is no hung task. */
 		schedule_timeout_idle(msecs_to_jiffies(10));
 		mutex_lock(&mr_lock);
 	}
@@ -207,7 +208,7 @@ static void doorbell_remove(struct mr_channel *ch)
 	channel_free(ch);
 }
 
-/* Number of the physical slot, as the host knows it: the one of the root port above. */
+/* Number of the physical slot, as the host knows it: that of the root port above. */
 static u32 slot_of(struct pci_dev *pdev)
 {
 	struct pci_dev *port = pci_upstream_bridge(pdev);
@@ -235,7 +236,7 @@ static int memory_probe(struct pci_dev *pdev)
 	return 0;
 }
 
-/* As doorbell_remove(). */
+/* Leaves the memory of a peer, as doorbell_remove() does the channel. */
 static void memory_remove(struct mr_memory *memory)
 {
 	mutex_lock(&mr_lock);
@@ -243,7 +244,7 @@ static void memory_remove(struct mr_memory *memory)
 	while (memory->mapped) {
 		struct mr_peer *peer = memory->peer;
 
-		/* The table may not know it yet. */
+		/* The table may lack this news. */
 		peer->dead = true;
 		mr_links_update(peer->ch);
 		mutex_unlock(&mr_lock);
@@ -254,7 +255,7 @@ static void memory_remove(struct mr_memory *memory)
 	kfree(memory);
 }
 
-/* The doorbell device has interrupts and their BAR; memory has none. */
+/* Whether it is the doorbell device, which has interrupts and their BAR; memory has none. */
 static bool is_doorbell(struct pci_dev *pdev)
 {
 	return pci_resource_len(pdev, 1) != 0;
@@ -306,7 +307,7 @@ static int __init channel_init(void)
 	return err;
 }
 
-/* The doorbell first: afterwards no memory is in use. */
+/* The doorbell device first: afterwards no memory is in use. */
 static void __exit channel_exit(void)
 {
 	struct pci_dev *pdev = NULL;
@@ -322,7 +323,8 @@ static void __exit channel_exit(void)
 	pci_unregister_driver(&driver);
 	mr_debugfs_exit();
 	mr_pages_unregister();
-	/* Peers that are freed by kfree_rcu() need no code of ours; clients are gone. */
+	/* Peers that are freed by kfree_rcu() need no code of this kernel module; clients are
+	 * unregistered. */
 	rcu_barrier();
 }
 

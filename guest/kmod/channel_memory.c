@@ -17,7 +17,7 @@
 
 static atomic_t peers_in_use = ATOMIC_INIT(0); /* peers with pages in use here */
 
-/* Where a physical range is in the own memory file. -ERANGE: peers cannot see it. */
+/* Finds the offset of a physical range in the own memory file. -ERANGE: peers cannot see it. */
 int mr_own_offset(const struct mr_channel *ch, phys_addr_t gpa, u64 len, u64 *off)
 {
 	u32 i;
@@ -34,7 +34,7 @@ int mr_own_offset(const struct mr_channel *ch, phys_addr_t gpa, u64 len, u64 *of
 	return -ERANGE;
 }
 
-/* Zeroed pages that peers can see. */
+/* Allocates zeroed pages that peers can see. */
 void *mr_alloc_shared(const struct mr_channel *ch, unsigned int order, u64 *off)
 {
 	static const gfp_t zones[] = { 0, GFP_DMA32 };
@@ -53,7 +53,7 @@ void *mr_alloc_shared(const struct mr_channel *ch, unsigned int order, u64 *off)
 	return NULL;
 }
 
-/* One use of a page is over; with the last one of a message its slot goes back. */
+/* Ends one use of a page; the last one of a message returns its slot. */
 static void use_done(struct mr_queue *q, u16 slot)
 {
 	struct mr_borrow *borrow = &q->borrow[slot];
@@ -64,9 +64,9 @@ static void use_done(struct mr_queue *q, u16 slot)
 		return;
 	q->mine->done_slots[old % MR_DONE_LEN] = cpu_to_le16(slot);
 	q->done = old + 1;
-	/* The peer sees the entry before the index. */
+	/* Makes the entry visible before the index. */
 	mr_publish32(&q->mine->done, old + 1);
-	/* The index before its event: see mr_queue_reclaim(). */
+	/* Orders the index before its event: see mr_queue_reclaim(). */
 	virt_mb();
 	if (mr_passed(mr_read32(&q->theirs->done_event), old + 1, old))
 		mr_ring(q->peer->ch, q->peer->id, 1 + q->index);
@@ -76,7 +76,7 @@ static void borrowed_add(struct mr_peer *peer, long count)
 {
 	long old = peer->borrowed;
 
-	/* No unloading while a page of a peer is in some socket: its release calls us. */
+	/* No unloading while a page of a peer has a user: its release calls us. */
 	if (!old && count > 0) {
 		__module_get(THIS_MODULE);
 		atomic_inc(&peers_in_use);
@@ -120,7 +120,8 @@ bool mr_peer_pages_in_use(void)
 	return atomic_read(&peers_in_use);
 }
 
-/* False: the page is just being released, by somebody who waits for our lock. */
+/* Adds a use of a page. False: the page is just being released, and its release waits for our
+ * lock. */
 static bool take_page(struct page *page, struct mr_use *use)
 {
 	struct mr_use *head = page->zone_device_data;
@@ -161,7 +162,7 @@ bool mr_borrow_pages(struct mr_queue *q, u16 slot, struct page **pages, unsigned
 	return false;
 }
 
-/* False: the peer uses a slot again that it has not got back. */
+/* Begins to borrow. False: the peer reuses a slot that it has not got back. */
 bool mr_borrow_begin(struct mr_queue *q, u16 slot)
 {
 	unsigned long flags;
@@ -191,9 +192,9 @@ static int flush_this_cpu(void *vector)
 }
 
 /*
- * Packets that a program has read are freed on the CPU that received them, by the next receiving
- * there (skb_attempt_defer_free()). Where nothing comes any more, that would be never; so
- * something comes. Sleeps.
+ * Packets that a program has read are freed on the CPU that received them, at its next receive
+ * (skb_attempt_defer_free()). A CPU that receives no more would never free them; so a packet is
+ * sent to it. Sleeps.
  */
 void mr_pages_flush(struct mr_channel *ch)
 {
@@ -224,7 +225,7 @@ int mr_memory_map(struct mr_memory *memory, struct mr_peer *peer)
 	return 0;
 }
 
-/* Whoever drops the last reference sets the count to 1 after page_free(). */
+/* The context that drops the last reference sets the count to 1 after page_free(). */
 static void wait_for_counts(const struct mr_memory *memory)
 {
 	const struct page *page = virt_to_page(memory->base);
@@ -238,7 +239,8 @@ static void wait_for_counts(const struct mr_memory *memory)
 	}
 }
 
-/* No page of it may be in use: memunmap_pages() does not wait for them. Sleeps. */
+/* Unmaps memory. None of its pages may be in use: memunmap_pages() does not wait for them.
+ * Sleeps. */
 void mr_memory_unmap(struct mr_memory *memory)
 {
 	WARN_ON(memory->peer && memory->peer->borrowed);
@@ -251,7 +253,7 @@ void mr_memory_unmap(struct mr_memory *memory)
 	memory->peer = NULL;
 }
 
-/* Something in the peer's memory; NULL: not all of it is there, or it is not aligned. */
+/* Returns an address in the peer's memory; NULL: the range is not inside it, or not aligned. */
 const void *mr_peer_at(const struct mr_peer *peer, u64 off, u64 len, u64 align)
 {
 	if (off >= peer->window_len || peer->window_len - off < len || off & (align - 1))

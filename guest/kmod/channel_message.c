@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What a client may ask of a message that is being received (channel_rx.c has checked it): where it
- * comes from, its bytes, and the sender's pages.
+ * Access of a client to a message that is being received (checked by channel_rx.c): its sender, its
+ * bytes, and the sender's pages.
  */
 #include <linux/mm.h>
 #include <linux/module.h>

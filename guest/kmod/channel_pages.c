@@ -2,16 +2,16 @@
 /*
  * Keeps pages of peers away from devices.
  *
- * A packet may carry pages that lie in the memory of its sender. What reads a socket may have them
- * as long as it likes; but splice() puts them into another socket, and a router or a bridge sends
- * the packet on. A device's back end outside of this guest may not know the bus that the pages
- * are behind: QEMU does not show it to vhost-user back ends, whose queue then stops.
+ * A packet may carry pages that lie in the memory of its sender. A program that reads a socket
+ * may keep them as long as it likes; but splice() puts them into another socket, and a router or a
+ * bridge sends the packet on. A device's back end outside of this guest may not see the bus that
+ * the pages are behind: QEMU does not show it to vhost-user back ends, whose queue then stops.
  *
- * So packets that leave by IP have such pages copied behind POST_ROUTING, in all namespaces; who
- * receives what may go on below IP, for a bridge or out of a tunnel, copies at once.
+ * So packets that leave by IP have such pages copied behind POST_ROUTING, in all namespaces. Those
+ * that may be forwarded below IP, by a bridge or out of a tunnel, are copied on receipt.
  *
  * Limits: a program that splices from a socket to a file with O_DIRECT hands the pages to the
- * disk. Who puts a device into a bridge while packets wait for its CPU loses those.
+ * disk. Packets that wait for a CPU while their device is put into a bridge are lost.
  */
 #include <linux/netfilter.h>
 #include <linux/netfilter_ipv4.h>

@@ -29,8 +29,8 @@
 #define LEAST_NS 5000 /* a shorter time is none */
 #define SECTION_NS 2000000 /* without preemption; it ends at once when the CPU is wanted */
 /*
- * A round trip without polling is two doorbells and the work of both sides. Less than this, and two
- * guests that answer each other would never begin to poll.
+ * A round trip without polling is two doorbells and the work of both sides. With a smaller factor,
+ * two guests that answer each other would never begin to poll.
  */
 #define DOORBELLS 8
 #define PAUSE_NS 1000000 /* longest, where the CPU is never idle */
@@ -38,7 +38,8 @@
 
 static unsigned int poll_us = 1000;
 module_param(poll_us, uint, 0644);
-MODULE_PARM_DESC(poll_us, "most microseconds that an idle CPU polls after a message, up to 10000; 0: never (1000)");
+MODULE_PARM_DESC(poll_us,
+		 "most microseconds that an idle CPU polls after a message, up to 10000; 0: never (1000)");
 
 static u64 max_ns(const struct mr_channel *ch)
 {
@@ -47,7 +48,7 @@ static u64 max_ns(const struct mr_channel *ch)
 	return min_t(u64, ns, DOORBELLS * READ_ONCE(ch->doorbell_ns));
 }
 
-/* Rings ourselves. */
+/* Rings our own doorbell. */
 void mr_poll_measure(struct mr_channel *ch)
 {
 	if (!READ_ONCE(poll_us) || READ_ONCE(ch->vector[0].on_cpu))
@@ -56,7 +57,7 @@ void mr_poll_measure(struct mr_channel *ch)
 	mr_ring(ch, ch->id, 1);
 }
 
-/* The first queue's doorbell. Hard interrupt. */
+/* Handles the first queue's doorbell. Hard interrupt. */
 void mr_poll_rung(struct mr_channel *ch)
 {
 	u64 rang = READ_ONCE(ch->rang_ns), old = ch->doorbell_ns, ns;
@@ -70,7 +71,7 @@ void mr_poll_rung(struct mr_channel *ch)
 
 static void arm(struct mr_vector *v)
 {
-	/* Either this thread sees that it pauses, or the softirq that nobody watches. */
+	/* Either this thread sees that it pauses, or the softirq sees that no thread watches. */
 	smp_store_mb(v->on_cpu, false);
 	if (!READ_ONCE(v->paused) && mr_vector_rearm(v))
 		mr_vector_kick(v);
@@ -82,7 +83,7 @@ static void disarm(struct mr_vector *v)
 	mr_vector_disarm(v);
 }
 
-/* Until nothing came for the time that is right now, or the CPU is wanted. */
+/* Watches until no message came for the current time limit, or the CPU is wanted. */
 static void watch(struct mr_vector *v, u64 *until)
 {
 	u64 now = ktime_get_ns(), end = now + SECTION_NS;
@@ -103,7 +104,7 @@ static void poll_rings(struct mr_vector *v)
 	u64 start = ktime_get_ns(), until = start + v->window_ns;
 
 	while (ktime_get_ns() < until && !kthread_should_stop()) {
-		/* Nobody else runs here while no doorbell is asked for. */
+		/* No other task runs here while no doorbell is requested. */
 		preempt_disable();
 		disarm(v);
 		watch(v, &until);
@@ -145,7 +146,7 @@ static void adapt(struct mr_vector *v, u64 most)
 	v->window_ns = min(window, most);
 }
 
-/* Messages came. True: the thread watches the rings, so no doorbell is to be asked for. */
+/* Messages came. True: the thread watches the rings, so no doorbell is to be requested. */
 bool mr_poll_continue(struct mr_vector *v)
 {
 	if (!v->poller)
@@ -165,22 +166,23 @@ static enum hrtimer_restart resume(struct hrtimer *timer)
 {
 	struct mr_vector *v = container_of(timer, struct mr_vector, resume);
 
-	/* That the timer is no longer queued, before the look: see mr_poll_pause(). */
+	/* Orders the timer's end before the check: see mr_poll_pause(). */
 	smp_mb();
 	if (READ_ONCE(v->paused))
 		napi_schedule(&v->napi);
 	return HRTIMER_NORESTART;
 }
 
-/* No doorbell is asked for until the thread goes on, or the timer. False: there is no thread. */
+/* Pauses: no doorbell is requested until the thread goes on, or the timer fires. False: there is
+ * no thread. */
 bool mr_poll_pause(struct mr_vector *v)
 {
 	if (!v->poller)
 		return false;
 	adapt(v, max_ns(v->ch));
-	/* Before a look at the timer, which may expire just now: see resume(). */
+	/* Before the check of the timer, which may expire just now: see resume(). */
 	smp_store_mb(v->paused, true);
-	/* Setting it costs a hypervisor much more than one that comes early. */
+	/* Setting the timer costs a hypervisor much more than one that fires early. */
 	if (!hrtimer_is_queued(&v->resume))
 		hrtimer_start(&v->resume, ns_to_ktime(PAUSE_NS), HRTIMER_MODE_REL_PINNED_SOFT);
 	wake_up_process(v->poller);

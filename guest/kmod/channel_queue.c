@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The memory of a link: own rings that the peer reads, and where the peer's are.
+ * Memory of a link: own rings that the peer reads, and the places of the peer's.
  */
 #include <linux/gfp.h>
 #include <linux/log2.h>
@@ -66,13 +66,13 @@ static int queue_alloc(struct mr_queue *q, struct mr_link_queue *shared)
 	shared->slots_off = cpu_to_le64(slots_off);
 	for (i = 0; i < MR_SLOTS; i++)
 		q->free[q->free_len++] = i;
-	/* Events lie in the past until somebody wants one. */
+	/* Events lie in the past until one is wanted. */
 	q->mine->taken_event = cpu_to_le32(~0u);
 	q->mine->done_event = cpu_to_le32(~0u);
 	return fifo_alloc(q, shared);
 }
 
-/* Everything that the peer will read, and the link's page that says where it is. */
+/* Allocates all memory that the peer will read, and the link's page that says where it is. */
 int mr_queues_alloc(struct mr_peer *peer)
 {
 	u32 i;
@@ -142,7 +142,7 @@ int mr_queues_attach(struct mr_peer *peer, const struct mr_link *link)
 	return 0;
 }
 
-/* Whether we have taken everything that the peer sent. */
+/* Whether we have taken all messages of the peer. */
 bool mr_queues_all_taken(const struct mr_peer *peer)
 {
 	u32 i;
@@ -156,7 +156,7 @@ bool mr_queues_all_taken(const struct mr_peer *peer)
 	return true;
 }
 
-/* Takes back what the peer has released; the number of slots that it still has. */
+/* Takes back the slots that the peer has released. Returns the number that it still has. */
 u32 mr_queues_lent(struct mr_peer *peer)
 {
 	u32 i, sum = 0;
@@ -167,7 +167,7 @@ u32 mr_queues_lent(struct mr_peer *peer)
 		spin_lock_bh(&q->lock);
 		mr_queue_reclaim(q);
 		spin_unlock_bh(&q->lock);
-		/* Nobody reads the pages any more, or nobody should. */
+		/* The peer no longer reads the pages, or must not. */
 		if (peer->dead || peer->broken)
 			mr_queue_release_all(q);
 		sum += mr_queue_lent(q);
@@ -175,7 +175,7 @@ u32 mr_queues_lent(struct mr_peer *peer)
 	return sum;
 }
 
-/* Whoever saw the peer open has sent. */
+/* Waits for senders that saw the peer open. */
 void mr_queues_wait_for_senders(struct mr_peer *peer)
 {
 	u32 i;

@@ -2,8 +2,8 @@
 /*
  * Receiving: one NAPI context per vector, which empties the ring of its number of every peer.
  *
- * Whatever a peer says is copied once, then checked, then used. An entry that is wrong ends the
- * link (mr_peer_break()): no peer sends one, and what comes after it cannot be trusted.
+ * All data of a peer is copied once, then checked, then used. A wrong entry ends the link
+ * (mr_peer_break()): no correct peer sends one, and the entries after it cannot be trusted.
  */
 #include <linux/interrupt.h>
 #include <linux/ktime.h>
@@ -62,7 +62,7 @@ static bool check_entry(struct mr_rx *rx)
 	}
 }
 
-/* False: the link is broken. */
+/* Receives one entry. False: the link is broken. */
 static bool receive_one(struct mr_queue *q, struct mr_rx *rx)
 {
 	memcpy(&rx->entry, &q->their_ring[q->taken % MR_RING_LEN], sizeof(rx->entry));
@@ -83,14 +83,14 @@ static bool receive_one(struct mr_queue *q, struct mr_rx *rx)
 	return true;
 }
 
-/* Tells the peer what was taken. */
+/* Tells the peer which entries were taken. */
 static void publish_taken(struct mr_queue *q, u32 old)
 {
 	if (q->taken == old)
 		return;
 	/* Our reads of FIFO and slot are over before the peer may write there. */
 	mr_publish32(&q->mine->taken, q->taken);
-	/* The index before the event: see wait_for_room(). */
+	/* Orders the index before the event: see wait_for_room(). */
 	virt_mb();
 	if (mr_passed(mr_read32(&q->theirs->taken_event), q->taken, old))
 		mr_ring(q->peer->ch, q->peer->id, 1 + q->index);
@@ -100,7 +100,7 @@ static bool is_attached(const struct mr_peer *peer)
 {
 	u32 state = READ_ONCE(peer->state);
 
-	/* Pairs with try_attach(): the addresses of the rings come first. */
+	/* Pairs with try_attach(): orders the addresses of the rings first. */
 	return smp_load_acquire(&peer->attached) && !READ_ONCE(peer->broken) &&
 	       (state == MR_LINK_UP || state == MR_LINK_DRAINING);
 }
@@ -134,14 +134,15 @@ static int receive(struct mr_queue *q, struct mr_rx *rx, int budget)
 	return done;
 }
 
-/* Whose turn it is to send again: those that wait, once half of the ring is free. */
+/* Returns the clients that may send again: those that wait, once half of the ring is free. */
 static u32 take_waiting(struct mr_queue *q)
 {
 	u32 waiting = q->waiting;
 
 	if (!waiting)
 		return 0;
-	/* The word asked for has come, and comes once: where it says too little, another. */
+	/* The requested doorbell has come, and comes once: where that is too little room, ask
+	 * for another. */
 	while (q->produced - q->taken_seen > MR_RING_LEN / 2) {
 		if (mr_queue_await(q))
 			return 0;
@@ -150,12 +151,12 @@ static u32 take_waiting(struct mr_queue *q)
 	return waiting;
 }
 
-/* Our own sending side: what was taken, what was released, who waits for room. */
+/* Reclaims for our own sending side: entries taken, slots released, room for waiting clients. */
 static void reclaim(struct mr_queue *q)
 {
 	u32 waiting;
 
-	/* Who holds the lock looks for itself what was taken, but wakes nobody. */
+	/* The lock's holder checks for taken entries itself, but wakes no client. */
 	if (!spin_trylock(&q->lock)) {
 		if (!READ_ONCE(q->waiting))
 			return;
@@ -189,7 +190,7 @@ static int receive_all(struct mr_vector *v, int budget, bool *paused)
 		WRITE_ONCE(peer->queue[v->index].mine->want_copies,
 			   cpu_to_le32(READ_ONCE(peer->borrowed) > MR_MAX_BORROWED));
 	}
-	/* Nobody is first always. */
+	/* Rotates the first peer. */
 	v->first = (v->first + 1) % MR_MAX_MEMBERS;
 	mr_clients_received(v->index);
 	*paused = rx.paused;
@@ -204,8 +205,9 @@ static struct mr_queue *queue_of(struct mr_vector *v, unsigned int index)
 }
 
 /*
- * The poller and NAPI may both ask at once, one with an index that the other has left behind. Who
- * sees that it has asked for too little asks again; who takes more after that look asks itself.
+ * Requests a doorbell. The poller and NAPI may both do so at once, one with an index that the other
+ * has left behind. The one that sees that it has asked for too little asks again; one that takes
+ * more entries after that check asks itself.
  */
 static void ask_for_doorbell(struct mr_queue *q)
 {
@@ -214,12 +216,12 @@ static void ask_for_doorbell(struct mr_queue *q)
 	do {
 		taken = READ_ONCE(q->taken);
 		WRITE_ONCE(q->mine->produced_event, cpu_to_le32(taken));
-		/* The event before the indices: see publish() in channel_tx.c. */
+		/* Orders the event before the indices: see publish() in channel_tx.c. */
 		virt_mb();
 	} while (taken != READ_ONCE(q->taken));
 }
 
-/* Asks for doorbells. True: something came meanwhile. */
+/* Requests doorbells. True: messages came meanwhile. */
 bool mr_vector_rearm(struct mr_vector *v)
 {
 	bool more = false;
@@ -238,7 +240,7 @@ bool mr_vector_rearm(struct mr_vector *v)
 	return more;
 }
 
-/* Asks for none: the event lies in the past. */
+/* Requests no doorbell: the event lies in the past. */
 void mr_vector_disarm(struct mr_vector *v)
 {
 	unsigned int i;
@@ -287,7 +289,7 @@ static int vector_poll(struct napi_struct *napi, int budget)
 	}
 	if (done == budget || !napi_complete_done(napi, done))
 		return done;
-	/* Whoever watches the rings wants no doorbell. */
+	/* While the thread watches the rings, no doorbell is wanted. */
 	if (done ? !mr_poll_continue(v) : !READ_ONCE(v->on_cpu))
 		more = mr_vector_rearm(v);
 	if (more)
@@ -407,7 +409,7 @@ void mr_vectors_stop(struct mr_channel *ch)
 	ch->vector = NULL;
 }
 
-/* Looks into the rings of its number once, whether or not somebody rang. */
+/* Checks the rings of its number once, with or without a doorbell. */
 void mr_vector_kick(struct mr_vector *v)
 {
 	local_bh_disable();

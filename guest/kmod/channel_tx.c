@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Sending: a message goes into the own ring, its bytes into the FIFO or, by reference, not at
- * all. Everything here is written to own memory; of the peer's we read three indices.
+ * Sending: a message goes into the own ring, its bytes into the FIFO or, by reference, nowhere. All
+ * writes go to own memory; of the peer's, three indices are read.
  */
 #include <linux/highmem.h>
 #include <linux/mm.h>
@@ -44,7 +44,7 @@ static void reclaim_slots(struct mr_queue *q)
 	}
 }
 
-/* Learns what the peer has taken and released. The lock is held. */
+/* Reads which entries and slots the peer has taken and released. Caller holds the lock. */
 void mr_queue_reclaim(struct mr_queue *q)
 {
 	u32 taken;
@@ -63,7 +63,7 @@ void mr_queue_reclaim(struct mr_queue *q)
 	q->fifo_tail = le32_to_cpu(q->ring[(taken - 1) % MR_RING_LEN].fifo_end);
 }
 
-/* The peer reads nothing any more. */
+/* Takes everything back: the peer no longer reads. */
 void mr_queue_release_all(struct mr_queue *q)
 {
 	u32 slot;
@@ -81,7 +81,8 @@ u32 mr_queue_lent(struct mr_queue *q)
 	return MR_SLOTS - READ_ONCE(q->free_len);
 }
 
-/* The FIFO's pieces are not contiguous: *len becomes what is left of the one with @pos, at most. */
+/* Returns an address in the FIFO. Its pieces are not contiguous: *len is cut to the rest of the
+ * one with @pos. */
 static void *fifo_at(const struct mr_queue *q, u32 pos, u32 *len)
 {
 	u32 at = pos % (q->fifo_chunks * MR_CHUNK_LEN);
@@ -135,9 +136,9 @@ static void own_lines(u8 *at, u32 len)
 }
 
 /*
- * What the peer has read is in its CPU's cache, and whoever writes there word by word waits for one
- * line after the other. With one store for each line, and little between them, many are on their
- * way at a time, which matters most where its CPU shares no cache with ours.
+ * Bytes that the peer has read are in its CPU's cache, and writing there word by word waits for one
+ * line after the other. With one store for each line, and little between them, many requests
+ * overlap, which matters most where its CPU shares no cache with ours.
  */
 static void fifo_own(struct mr_queue *q, u32 pos, u32 len)
 {
@@ -196,7 +197,7 @@ static int refer_pages(struct mr_queue *q, struct mr_slot *slot, struct mr_lent 
 	return 0;
 }
 
-/* Not 0: to be copied. */
+/* Puts a message by reference. Not 0: it is to be copied. */
 static int put_reference(struct mr_queue *q, struct mr_entry *entry, const struct mr_tx *tx)
 {
 	struct mr_slot *slot;
@@ -216,7 +217,7 @@ static int put_reference(struct mr_queue *q, struct mr_entry *entry, const struc
 		if (err)
 			return err;
 	}
-	/* Pages that are lent must come back before the module goes. */
+	/* Lent pages must come back before the kernel module is unloaded. */
 	if (q->free_len == MR_SLOTS)
 		__module_get(THIS_MODULE);
 	q->free_len--;
@@ -233,14 +234,14 @@ static int put_reference(struct mr_queue *q, struct mr_entry *entry, const struc
 	return 0;
 }
 
-/* Asks for word when half of what is there has been taken. False: some has been just now. */
+/* Requests a doorbell when half of the entries have been taken. False: some have been just now. */
 bool mr_queue_await(struct mr_queue *q)
 {
 	u32 before = q->taken_seen;
 
 	WRITE_ONCE(q->mine->taken_event,
 		   cpu_to_le32(before + (q->produced - before) / 2));
-	/* The event before the index, as the peer does it the other way round. */
+	/* Orders the event before the index; the peer does it the other way round. */
 	virt_mb();
 	mr_queue_reclaim(q);
 	return q->taken_seen == before;
@@ -250,7 +251,8 @@ static bool wait_for_room(struct mr_queue *q, u8 client)
 {
 	WRITE_ONCE(q->waiting, q->waiting | BIT(client));
 	q->stats.full++;
-	/* Who waits before the event: see reclaim() in channel_rx.c, which is rung for it. */
+	/* Orders the waiting clients before the event: see reclaim() in channel_rx.c, which the
+	 * doorbell runs. */
 	virt_wmb();
 	return mr_queue_await(q);
 }
@@ -279,9 +281,9 @@ static void publish(struct mr_queue *q)
 	u32 old = q->produced;
 
 	q->produced = old + 1;
-	/* The peer sees the entry before the index. */
+	/* Makes the entry visible before the index. */
 	mr_publish32(&q->mine->produced, old + 1);
-	/* The index before the event: see rearm() in channel_rx.c. */
+	/* Orders the index before the event: see rearm() in channel_rx.c. */
 	virt_mb();
 	if (mr_passed(mr_read32(&q->theirs->produced_event), old + 1, old)) {
 		q->stats.kicks++;
@@ -297,7 +299,7 @@ int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx)
 	if (tx->len > MR_MAX_MESSAGE_LEN || queue >= peer->queues)
 		return -EMSGSIZE;
 	spin_lock_bh(&q->lock);
-	/* A peer whose client goes takes what was sent before, and nothing later. */
+	/* A peer whose client is unregistered takes messages sent before, and none later. */
 	if (!READ_ONCE(peer->open) ||
 	    !(mr_read32(&peer->their_link->clients) & BIT(tx->client)))
 		goto out;

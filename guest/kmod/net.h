@@ -23,7 +23,7 @@
 #define MR_NET_BACKLOG 1000 /* packets that wait for room, per peer and queue: a txqueuelen */
 #define MR_NET_HELD 1000 /* packets of one destination while it changes its way */
 
-/* Why a packet to a member went the ordinary way; the names are in net_debugfs.c. */
+/* Reasons why a packet to a member went the ordinary way; the names are in net_debugfs.c. */
 enum mr_reason {
 	MR_TAKEN,
 	MR_HELD, /* taken, once the destination has changed its way */
@@ -53,7 +53,7 @@ static inline void mr_count(enum mr_reason reason)
 	this_cpu_inc(mr_net_counts[reason]);
 }
 
-/* Who we are by the member table; replaced as a whole. */
+/* This guest in the member table; replaced as a whole. */
 struct mr_self {
 	struct rcu_head rcu;
 	u32 id;
@@ -63,7 +63,7 @@ struct mr_self {
 	struct in6_addr addresses[MR_MAX_ADDRESSES];
 };
 
-/* Packets for which the ring had no room. */
+/* Packets that wait for room in the ring. */
 struct mr_backlog {
 	spinlock_t lock; /* keeps the order of those that wait and those that come */
 	struct sk_buff_head skbs;
@@ -85,7 +85,7 @@ enum mr_way {
 	MR_WAY_TO_ORDINARY, /* held until the peer has taken everything */
 };
 
-/* An address of another member. */
+/* Address of another member. */
 struct mr_dest {
 	struct hlist_node node;
 	struct rcu_head rcu;

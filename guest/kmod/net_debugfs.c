@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * /sys/kernel/debug/millrace_net: what became of packets to members, and their destinations.
+ * /sys/kernel/debug/millrace_net: counters of packets to members by reason, and their destinations.
  */
 #include <linux/debugfs.h>
 #include <linux/seq_file.h>

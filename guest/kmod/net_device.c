@@ -28,7 +28,7 @@ static bool device;
 module_param(device, bool, 0444);
 MODULE_PARM_DESC(device, "make a network device on the channel (N)");
 
-/* An address and the peer it was seen at; read and written whole. */
+/* Address and the peer it was seen at; read and written as one word. */
 struct fdb_entry {
 	u64 mac_index; /* 48 bits of address, below them the index */
 	unsigned long seen;
@@ -63,7 +63,7 @@ static void fdb_learn(const u8 *mac, u32 index)
 	WRITE_ONCE(entry->seen, jiffies);
 }
 
-/* The peer behind which an address is; FLOOD: unknown, or a group. In a reader's section. */
+/* Peer behind which an address is; FLOOD: unknown, or a group. Caller is in an RCU read section. */
 static u32 find_peer(const u8 *mac)
 {
 	const struct fdb_entry *entry = fdb_at(mac);
@@ -97,7 +97,7 @@ static u16 device_select_queue(struct net_device *dev, struct sk_buff *skb,
 	return index;
 }
 
-/* 0: sent. The packet stays the caller's. */
+/* Sends a packet, which stays the caller's. 0: sent. */
 static int send_to(u32 index, struct sk_buff *skb)
 {
 	struct mr_peer *peer = rcu_dereference(peers[index]);
@@ -122,7 +122,7 @@ static netdev_tx_t device_xmit(struct sk_buff *skb, struct net_device *dev)
 	if (index >= MR_MAX_MEMBERS) {
 		flood(skb);
 	} else {
-		/* Stopped first: room that comes meanwhile starts it again. */
+		/* Stopped first: room that comes meanwhile starts the queue again. */
 		err = send_to(index, skb);
 		if (err == -ENOSPC) {
 			netif_stop_subqueue(dev, index);
@@ -194,7 +194,7 @@ static void carrier_update(void)
 		netif_carrier_off(mr_dev);
 }
 
-/* The channel's lock is held for these two. */
+/* Caller holds the channel's lock for these two. */
 static void device_peer_up(struct mr_peer *peer)
 {
 	u32 index = mr_peer_index(peer);
@@ -213,13 +213,13 @@ static void device_peer_down(struct mr_peer *peer)
 		return;
 	RCU_INIT_POINTER(peers[index], NULL);
 	synchronize_net();
-	/* What waits for room is dropped by the next attempt. */
+	/* The next attempt drops packets that wait for room. */
 	netif_wake_subqueue(mr_dev, index);
 	mr_peer_put(peer);
 	carrier_update();
 }
 
-/* Our address contains our number; it is set when that is known. */
+/* Sets our address, which contains our number, once that is known. */
 static void device_table_changed(void)
 {
 	u8 mac[ETH_ALEN];
@@ -337,7 +337,7 @@ static void device_setup(struct net_device *dev)
 	netif_carrier_off(dev);
 }
 
-/* 0 also where there is to be no device. */
+/* Makes the device. 0 also where none is wanted. */
 int mr_device_init(void)
 {
 	unsigned int i;
@@ -371,7 +371,7 @@ void mr_device_exit(void)
 
 	if (!mr_dev)
 		return;
-	/* First: what the client is told changes the carrier. Then senders; nobody holds a peer. */
+	/* First: calls of the client change the carrier. Then senders; no reader holds a peer. */
 	mr_client_unregister(&device_client);
 	unregister_netdev(mr_dev);
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {

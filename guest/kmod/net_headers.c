@@ -37,8 +37,8 @@ static bool pull_ip(struct sk_buff *skb, struct mr_headers *headers)
 }
 
 /*
- * All headers of a packet of TCP or UDP without options, extension headers and fragments, such as
- * the hooks take. @headers: ip and version are set. False: it is another one.
+ * Pulls all headers of a packet of TCP or UDP without options, extension headers and fragments, as
+ * the hooks take them. @headers: ip and version are set. False: it is another packet.
  */
 bool mr_pull_headers(struct sk_buff *skb, struct mr_headers *headers)
 {
@@ -64,7 +64,7 @@ static bool is_plain(struct sock *sk)
 	return plain;
 }
 
-/* Whether nothing in the kernel but a socket wants the data. In a reader's section. */
+/* Whether only a socket reads the data in the kernel. Caller is in an RCU read section. */
 bool mr_is_for_socket(const struct sk_buff *skb, const struct mr_headers *headers)
 {
 	const struct udphdr *udp = (const struct udphdr *)(skb->data + headers->transport);
@@ -83,7 +83,7 @@ bool mr_is_for_socket(const struct sk_buff *skb, const struct mr_headers *header
 					ifindex));
 }
 
-/* A frame's packet may be anything. Not 0: no memory. */
+/* Handles a frame, whose packet may be of any kind. Not 0: no memory. */
 int mr_keep_or_own_pages(struct sk_buff *skb, u32 ip, __be16 version)
 {
 	struct mr_headers headers = { .ip = ip, .version = version };

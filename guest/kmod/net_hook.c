@@ -2,9 +2,9 @@
 /*
  * Taking packets at LOCAL_OUT, behind every other hook there.
  *
- * What would have seen the packet below still sees it: the hooks of POST_ROUTING (rules, NAT,
- * conntrack's confirmation) and the cgroup's egress programs are run here. Where something else
- * may be in the way (IPsec, tunnels, filters and shapers of the device) the packet is not taken.
+ * Code below LOCAL_OUT that would see the packet sees it all the same: the hooks of POST_ROUTING
+ * (rules, NAT, conntrack's confirmation) and the cgroup's egress programs are run here. Packets
+ * that other code may handle (IPsec, tunnels, filters and shapers of the device) are not taken.
  *
  * Left out are: fragmentation (the channel has no MTU, so the peer gets whole what it would have
  * reassembled), the neighbour's output, the queueing discipline and the driver.
@@ -35,7 +35,7 @@ struct mr_packet {
 	u8 protocol;
 };
 
-/* POST_ROUTING is over for this packet. */
+/* Notes that POST_ROUTING is over for this packet. */
 static void mark_routed(struct sk_buff *skb)
 {
 	if (skb->protocol == htons(ETH_P_IP))
@@ -44,12 +44,12 @@ static void mark_routed(struct sk_buff *skb)
 		IP6CB(skb)->flags |= IP6SKB_REROUTED;
 }
 
-/* A packet that had been taken, sent by the stack below POST_ROUTING. */
+/* Sends a packet that had been taken by the stack below POST_ROUTING. */
 void mr_ordinary_way(struct sk_buff *skb)
 {
 	struct net *net;
 
-	/* The route went while the packet waited. */
+	/* The route was removed while the packet waited. */
 	if (!skb_dst(skb)) {
 		kfree_skb(skb);
 		return;
@@ -77,7 +77,7 @@ static bool is_plain_qdisc(const struct net_device *dev)
 	return false;
 }
 
-/* Whether something of the device's own wants to see what goes out. */
+/* Whether the device has egress filters or taps, which must see outgoing packets. */
 static bool has_egress(const struct net_device *dev)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
@@ -98,7 +98,7 @@ static bool is_direct_route(const struct sk_buff *skb, const struct mr_packet *p
 {
 	const struct dst_entry *dst = skb_dst(skb);
 
-	/* Compared only: another CPU lets go of it when the ordinary way is taken again. */
+	/* Compared only: another CPU releases it when the ordinary way is taken again. */
 	if (!dst || dst->dev != READ_ONCE(packet->dest->dev) || dst_xfrm(dst) || dst->lwtstate)
 		return false;
 	if (packet->family == AF_INET) {
@@ -121,10 +121,10 @@ static bool is_flow_excluded(const struct sk_buff *skb, const struct mr_packet *
 	return ports && mr_is_excluded(&packet->source, &packet->dest->address, ports[0], ports[1]);
 }
 
-/* MR_TAKEN, or why not. */
+/* MR_TAKEN, or the reason against it. */
 static enum mr_reason may_take(const struct sk_buff *skb, const struct mr_packet *packet)
 {
-	/* What is said of a tunnel's packet is not enough to cut it again. */
+	/* The fields of a tunnel's packet do not suffice to segment it again. */
 	if (skb->encapsulation)
 		return MR_PROTOCOL;
 	if (!is_direct_route(skb, packet))
@@ -138,7 +138,7 @@ static enum mr_reason may_take(const struct sk_buff *skb, const struct mr_packet
 	return MR_TAKEN;
 }
 
-/* Runs what comes after LOCAL_OUT. 1: goes on; 0: somebody else has the packet. */
+/* Runs the hooks behind LOCAL_OUT. 1: goes on; 0: a hook has taken the packet. */
 static int post_routing(struct sk_buff *skb, const struct nf_hook_state *state, u8 family)
 {
 	struct net_device *dev = skb_dst(skb)->dev;
@@ -157,7 +157,7 @@ static bool is_same(const struct sk_buff *skb, const struct mr_packet *packet)
 	return ipv6_addr_equal(&destination, &packet->dest->address) && mr_is_own_address(&source);
 }
 
-/* The way is changing: the packet waits. False: it has changed meanwhile. */
+/* Holds a packet while the way changes. False: it has changed meanwhile. */
 static bool hold(struct mr_dest *dest, struct sk_buff *skb, unsigned int *verdict)
 {
 	bool held = false;
@@ -185,7 +185,7 @@ static unsigned int go(struct mr_dest *dest, struct sk_buff *skb)
 	enum mr_way way;
 	int err;
 
-	/* One look decides: of two, the way may change in between, and the packet overtake. */
+	/* One read decides: between two, the way could change, and the packet overtake. */
 	while ((way = READ_ONCE(dest->way)) != MR_WAY_CHANNEL) {
 		if (way == MR_WAY_ORDINARY || hold(dest, skb, &verdict))
 			return verdict;

@@ -108,7 +108,7 @@ static void __exit net_exit(void)
 	unregister_netdevice_notifier(&device_notifier);
 	mr_receive_exit();
 	mr_move_exit();
-	/* Destinations and nodes that are freed behind readers. */
+	/* Destinations and nodes that are freed by RCU. */
 	rcu_barrier();
 }
 

@@ -18,7 +18,7 @@
 #define MAX_MARKS 32 /* of a member that wait for answers; more are lost, and sent again */
 #define LOOK_MS 20 /* at CPUs that are busy receiving; two times that is less than MARK_MS */
 
-/* Marks of a member that came one way, by its place in the table. */
+/* Marks of a member that came one way, by its index in the table. */
 struct marks {
 	unsigned int len;
 	struct mark {
@@ -27,7 +27,7 @@ struct marks {
 	} mark[MAX_MARKS];
 };
 
-/* Those that come, and those that are about to be answered. */
+/* Marks that arrive, and those that are about to be answered. */
 static struct marks marks[2][MR_MARK_WAYS][MR_MAX_MEMBERS];
 static unsigned int coming;
 static DEFINE_SPINLOCK(marks_lock);
@@ -41,7 +41,7 @@ struct visit {
 static DEFINE_PER_CPU(struct visit, visits);
 static DECLARE_WAIT_QUEUE_HEAD(visited);
 
-/* Whether nothing waits in its queueing disciplines. */
+/* Whether the queueing disciplines of a device are empty. */
 bool mr_are_queues_empty(const struct net_device *dev)
 {
 	unsigned int i, len = 0;
@@ -53,7 +53,7 @@ bool mr_are_queues_empty(const struct net_device *dev)
 	return !len;
 }
 
-/* By the ordinary way, behind everything that this transmit queue was given. */
+/* Sends a mark the ordinary way, behind all packets of this transmit queue. */
 static void send_mark(struct mr_dest *dest, u16 queue)
 {
 	const struct mr_self *self = rcu_dereference_protected(mr_self,
@@ -65,7 +65,7 @@ static void send_mark(struct mr_dest *dest, u16 queue)
 	};
 	struct sk_buff *skb;
 
-	/* The host may have taken us off its table since the move began. */
+	/* The host may have removed us from its table since the move began. */
 	skb = self ? alloc_skb(LL_MAX_HEADER + ETH_ZLEN, GFP_KERNEL) : NULL;
 	if (!skb)
 		return;
@@ -89,7 +89,7 @@ static void send_mark(struct mr_dest *dest, u16 queue)
 	dev_queue_xmit(skb);
 }
 
-/* The next ones have another number. Readers are waited for before they are sent. */
+/* Gives the next marks another number. Readers are waited for before these are sent. */
 void mr_renew_marks(struct mr_dest *dest)
 {
 	dest->queue = 0;
@@ -97,7 +97,7 @@ void mr_renew_marks(struct mr_dest *dest)
 	WRITE_ONCE(dest->token, get_random_u32());
 }
 
-/* Whether all were sent. */
+/* Whether all marks were sent. */
 bool mr_is_marked(const struct mr_dest *dest)
 {
 	return dest->queues && dest->queue == dest->queues;
@@ -114,7 +114,7 @@ static void begin_marks(struct mr_dest *dest, unsigned int queues)
 	atomic_set(&dest->marks, queues);
 }
 
-/* By each transmit queue. */
+/* Sends a mark by each transmit queue. */
 void mr_send_marks(struct mr_dest *dest)
 {
 	begin_marks(dest, READ_ONCE(dest->dev->real_num_tx_queues));
@@ -123,7 +123,7 @@ void mr_send_marks(struct mr_dest *dest)
 		send_mark(dest, dest->queue);
 }
 
-/* By each queue of the channel. Where one is full, this and the next ones wait. */
+/* Sends a mark by each queue of the channel. Where one is full, this and the next ones wait. */
 void mr_send_channel_marks(struct mr_dest *dest)
 {
 	if (!dest->queues)
@@ -137,7 +137,7 @@ void mr_send_channel_marks(struct mr_dest *dest)
 static void visit(struct work_struct *work)
 {
 	struct visit *visit = container_of(work, struct visit, work);
-	/* Before the look: see look_at_all(). */
+	/* Before the check: see look_at_all(). */
 	u32 asked = smp_load_acquire(&visit->asked);
 	bool is_empty;
 
@@ -146,7 +146,7 @@ static void visit(struct work_struct *work)
 	local_bh_enable();
 	if (!is_empty)
 		return;
-	/* After what it delivered. */
+	/* After the packets that it delivered. */
 	smp_store_release(&visit->seen, asked);
 	wake_up(&visited);
 }
@@ -182,7 +182,7 @@ static void visit_those_not_seen(void)
 	cpus_read_unlock();
 }
 
-/* Each CPU has nothing left to receive at some time, or it is late. */
+/* Waits until each CPU had nothing left to receive at some time, or until the deadline. */
 static void look_at_all(unsigned long until)
 {
 	unsigned int cpu;
@@ -190,7 +190,7 @@ static void look_at_all(unsigned long until)
 	for_each_possible_cpu(cpu) {
 		struct visit *visit = per_cpu_ptr(&visits, cpu);
 
-		/* After the marks: one that visits already has looked too early. */
+		/* After the marks: a visit that already runs has checked too early. */
 		smp_store_release(&visit->asked, visit->asked + 1);
 	}
 	do {
@@ -223,7 +223,7 @@ static void answer(struct marks *came, unsigned int index)
 		struct mr_peer *peer;
 
 		rcu_read_lock_bh();
-		/* A peer that goes is waited for: see mr_move_peer_down(). */
+		/* A peer that goes down is waited for: see mr_move_peer_down(). */
 		peer = READ_ONCE(mr_net_peers[index]);
 		if (peer)
 			mr_send_control(peer, 0, MR_NET_ARRIVED, came->mark[i].token,
@@ -264,13 +264,13 @@ static void add_mark(struct marks *to, u32 token)
 		to->mark[to->len++] = (struct mark){ .token = token, .count = 1 };
 }
 
-/* From the member at this place of the table. Softirq. */
+/* Handles a mark of the member at this index of the table. Softirq. */
 void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token)
 {
 	spin_lock(&marks_lock);
 	add_mark(&marks[coming][way][index], token);
 	spin_unlock(&marks_lock);
-	/* Whoever sends many has them answered at once. By any CPU: this one may have no time. */
+	/* Answers many marks of a sender at once. By any CPU: this one may have no time. */
 	queue_delayed_work(system_unbound_wq, &work, 1);
 }
 
@@ -279,7 +279,8 @@ static bool is_last(int left, u16 count)
 	return left <= 0 && left + count > 0;
 }
 
-/* Ours came, by so many queues more: everything that these were given before, too. Softirq. */
+/* Handles the answer to our marks, for so many queues more: all earlier packets of these arrived
+ * too. Softirq. */
 void mr_mark_answered(u32 index, u32 token, u16 count)
 {
 	struct mr_dest *dest;
@@ -300,7 +301,7 @@ void mr_mark_init(void)
 		INIT_WORK(&per_cpu_ptr(&visits, cpu)->work, visit);
 }
 
-/* No mark comes any more. */
+/* No more marks arrive. */
 void mr_mark_exit(void)
 {
 	unsigned int cpu;

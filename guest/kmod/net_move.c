@@ -48,13 +48,13 @@ static bool is_off(void)
 	return READ_ONCE(stopping) || !READ_ONCE(enabled);
 }
 
-/* By any CPU: that of who asks may have no time for it. */
+/* By any CPU: the caller's may have no time for it. */
 static void work_in(unsigned int ms)
 {
 	unsigned long flags;
 
 	spin_lock_irqsave(&work_lock, flags);
-	/* A run that is due sooner stays. */
+	/* An earlier run stays. */
 	if (!stopping && ms)
 		queue_delayed_work(system_unbound_wq, &work, msecs_to_jiffies(ms));
 	else if (!stopping)
@@ -79,7 +79,7 @@ static bool is_older(const struct mr_dest *dest, unsigned int ms)
 	return time_after(jiffies, dest->since + msecs_to_jiffies(ms));
 }
 
-/* What was learned from ARP or NDP; held. NULL: nothing valid. */
+/* Entry of ARP or NDP for an address; held. NULL: no valid one. */
 static struct neighbour *neighbour_of(const struct mr_dest *dest, struct net_device *dev, u8 *mac)
 {
 	bool v4 = ipv6_addr_v4mapped(&dest->address);
@@ -117,7 +117,7 @@ static bool is_own_device(const struct net_device *dev)
 	return false;
 }
 
-/* Both sources agree: the neighbour's address and the member table's. */
+/* Confirms that both sources agree: the neighbour's address and the member table's. */
 static bool confirm(struct mr_dest *dest)
 {
 	struct net_device *dev = dev_get_by_index(&init_net, dest->asked_ifindex);
@@ -143,7 +143,7 @@ static bool confirm(struct mr_dest *dest)
 	return true;
 }
 
-/* Whether what was confirmed still holds. */
+/* Whether the confirmed facts still hold. */
 static bool holds(struct mr_dest *dest)
 {
 	u8 mac[MAX_ADDR_LEN];
@@ -175,7 +175,7 @@ static void begin(struct mr_dest *dest)
 	dest->peer = mr_net_peers[dest->index];
 	mr_peer_get(dest->peer);
 	mr_renew_marks(dest);
-	/* Who changed it between confirm()'s look and now has not found it. */
+	/* A change between confirm()'s check and now has not found the destination. */
 	WRITE_ONCE(dest->recheck, true);
 	spin_lock_bh(&dest->lock);
 	set_way(dest, MR_WAY_TO_CHANNEL);
@@ -185,12 +185,12 @@ static void begin(struct mr_dest *dest)
 	WRITE_ONCE(dest->asked_ifindex, 0);
 }
 
-/* Sends what was held by the way that is chosen now. */
+/* Sends held packets by the way that is chosen now. */
 static void release_held(struct mr_dest *dest, enum mr_way way)
 {
 	struct sk_buff *skb;
 
-	/* Whoever sends meanwhile waits for the lock, or goes behind: see net_hook.c. */
+	/* Later senders wait for the lock, or queue behind: see net_hook.c. */
 	spin_lock_bh(&dest->lock);
 	while ((skb = __skb_dequeue(&dest->held))) {
 		if (way == MR_WAY_CHANNEL)
@@ -247,8 +247,8 @@ static void step_to_channel(struct mr_dest *dest)
 }
 
 /*
- * Whether the peer has taken everything, or has had the time for it. The backlog comes first: what
- * waits there goes into the rings, nothing comes back.
+ * Whether the peer has taken all messages, or had enough time for it. The backlog comes first: its
+ * packets go into the rings, and none comes back.
  */
 static bool is_taken(const struct mr_dest *dest)
 {
@@ -256,7 +256,7 @@ static bool is_taken(const struct mr_dest *dest)
 	       (mr_backlog_is_empty(dest) && mr_peer_is_idle(dest->peer));
 }
 
-/* Whether it has given all of it to its stack. A peer that goes is not asked. */
+/* Whether the peer has given all of it to its stack. A peer that goes down is not asked. */
 static bool is_drained(struct mr_dest *dest)
 {
 	if (mr_net_peers[dest->index] != dest->peer || is_older(dest, DRAIN_MS))
@@ -298,7 +298,7 @@ static void step_to_ordinary(struct mr_dest *dest)
 	dest->retry_at = jiffies + msecs_to_jiffies(RETRY_MS);
 }
 
-/* True: it is on its way from one way to the other. */
+/* Does the next step. True: the destination is between two ways. */
 static bool step(struct mr_dest *dest)
 {
 	if (dest->way == MR_WAY_ORDINARY)
@@ -312,7 +312,7 @@ static bool step(struct mr_dest *dest)
 	return dest->way == MR_WAY_TO_CHANNEL || dest->way == MR_WAY_TO_ORDINARY;
 }
 
-/* True: some are on their way. */
+/* Does the next step of all. True: some are between two ways. */
 static bool step_all(void)
 {
 	struct mr_dest *dest;
@@ -342,7 +342,7 @@ static void work_stop(void)
 	cancel_delayed_work_sync(&work);
 }
 
-/* The table takes a destination away; nobody can find it any more. */
+/* The table removes a destination; no lookup finds it any more. */
 void mr_move_retire(struct mr_dest *dest)
 {
 	lockdep_assert_held(&mr_net_lock);
@@ -350,7 +350,7 @@ void mr_move_retire(struct mr_dest *dest)
 		return;
 	if (dest->way == MR_WAY_CHANNEL)
 		hold_back(dest);
-	/* No answer would find it. */
+	/* An answer would no longer find it. */
 	while (dest->way == MR_WAY_TO_ORDINARY && !is_taken(dest))
 		schedule_timeout_idle(1);
 	leave_channel(dest);
@@ -381,7 +381,7 @@ void mr_move_peer_down(struct mr_peer *peer)
 	mutex_lock(&mr_net_lock);
 	if (mr_net_peers[index] == peer) {
 		WRITE_ONCE(mr_net_peers[index], NULL);
-		/* Who sends meanwhile shall not overtake what waits. */
+		/* Later senders must not overtake packets that wait. */
 		hash_for_each(mr_dests, i, dest, node) {
 			if (dest->peer == peer && dest->way == MR_WAY_CHANNEL)
 				hold_back(dest);
@@ -394,7 +394,7 @@ void mr_move_peer_down(struct mr_peer *peer)
 	mr_move_work_soon();
 }
 
-/* A neighbour changed: look again at the destinations that rely on it. Softirq or task. */
+/* A neighbour changed: check the destinations that rely on it again. Softirq or task. */
 static int neighbour_event(struct notifier_block *nb, unsigned long event, void *data)
 {
 	struct neighbour *neigh = data;
@@ -417,7 +417,7 @@ static int neighbour_event(struct notifier_block *nb, unsigned long event, void 
 	return NOTIFY_DONE;
 }
 
-/* Something that destinations rely on changed. */
+/* Checks all destinations again: a fact that they rely on has changed. */
 void mr_move_recheck(void)
 {
 	struct mr_dest *dest;
@@ -443,7 +443,7 @@ static const struct kernel_param_ops enabled_ops = {
 	.get = param_get_bool,
 };
 module_param_cb(enabled, &enabled_ops, &enabled, 0644);
-MODULE_PARM_DESC(enabled, "whether packets are taken; N brings all back to the ordinary way (Y)");
+MODULE_PARM_DESC(enabled, "whether the channel takes packets; N brings all back to the ordinary way (Y)");
 
 static struct notifier_block neighbour_notifier = { .notifier_call = neighbour_event };
 
@@ -452,13 +452,14 @@ int mr_move_init(void)
 	return register_netevent_notifier(&neighbour_notifier);
 }
 
-/* Brings everything back to the ordinary way, in order. The hooks are there still. */
+/* Brings all destinations back to the ordinary way, in order. The hooks are still registered. */
 void mr_move_stop(void)
 {
 	work_stop();
 	while (step_all())
 		schedule_timeout_idle(1);
-	/* What senders that saw another way leave with nf_queue now goes with the hooks. */
+	/* Packets that senders of another way leave with nf_queue now are dropped with the
+	 * hooks. */
 	synchronize_net();
 }
 

@@ -18,7 +18,7 @@
 #define HEAD 128 /* of larger ones that are copied: for the stack's headers */
 
 /*
- * Memory of datagrams that come at once: what a socket has no room for (208 KiB by default) is
+ * Memory of datagrams that come at once: those beyond a socket's room (208 KiB by default) are
  * lost. Of small ones there are as many as a round has.
  */
 #define DATAGRAMS_AT_ONCE 131072
@@ -30,7 +30,7 @@ static struct sk_buff *with_headroom(struct mr_rx *rx, u32 len)
 {
 	struct sk_buff *skb = napi_alloc_skb(mr_rx_napi(rx), ETH_HLEN + len);
 
-	/* napi_alloc_skb() has aligned what follows an Ethernet header. */
+	/* napi_alloc_skb() has aligned the bytes behind an Ethernet header. */
 	if (skb)
 		skb_reserve(skb, ETH_HLEN);
 	return skb;
@@ -66,7 +66,7 @@ static struct sk_buff *copied(struct mr_rx *rx)
 	return skb;
 }
 
-/* With the sender's pages. NULL: to be copied. */
+/* Makes a packet with the sender's pages. NULL: to be copied. */
 static struct sk_buff *borrowed(struct mr_rx *rx)
 {
 	u32 head_len = mr_rx_head_len(rx);
@@ -87,14 +87,14 @@ static struct sk_buff *borrowed(struct mr_rx *rx)
 	mr_rx_copy(rx, 0, __skb_put(skb, head_len), head_len);
 	for (i = 0; i < len; i++)
 		skb_add_rx_frag(skb, i, sg[i].page, sg[i].off, sg[i].len, PAGE_SIZE);
-	/* Nobody here may write to these pages. */
+	/* These pages are read-only here. */
 	skb_shinfo(skb)->flags |= SKBFL_SHARED_FRAG;
 	mr_count(MR_RX_BORROWED);
 	return skb;
 }
 
 /*
- * Whether all packets of a device that go on to others pass POST_ROUTING, where pages of peers are
+ * Whether all packets of a device that are forwarded pass POST_ROUTING, where pages of peers are
  * replaced (channel_pages.c).
  */
 static bool may_borrow(const struct net_device *dev)
@@ -115,8 +115,8 @@ static bool may_borrow(const struct net_device *dev)
 }
 
 /*
- * The bytes of a message that will have come by this device, with room for an Ethernet header
- * before them. NULL: no memory.
+ * Builds a packet from a message, as if it had come by this device, with room for an Ethernet
+ * header. NULL: no memory.
  */
 struct sk_buff *mr_build_skb(struct mr_rx *rx, const struct net_device *dev)
 {
@@ -125,7 +125,7 @@ struct sk_buff *mr_build_skb(struct mr_rx *rx, const struct net_device *dev)
 	return skb ? skb : copied(rx);
 }
 
-/* From an address of the member to one of ours. Headers are in our memory. */
+/* Whether a packet is from an address of the member to one of ours. Headers are in our memory. */
 static bool has_right_addresses(const struct sk_buff *skb, const struct mr_node *node)
 {
 	struct in6_addr source, destination;
@@ -135,7 +135,7 @@ static bool has_right_addresses(const struct sk_buff *skb, const struct mr_node 
 	       mr_is_own_address(&destination);
 }
 
-/* Our device, by the Ethernet header, to which that member may have sent this; NULL: none. */
+/* Our device by the Ethernet header, if that member may send to it; NULL: none. */
 static struct net_device *find_device(const struct ethhdr *eth, const struct mr_node *node)
 {
 	const struct mr_self *self = rcu_dereference(mr_self);
@@ -160,7 +160,7 @@ static void set_device(struct sk_buff *skb, struct net_device *dev, const struct
 	skb->pkt_type = PACKET_HOST;
 }
 
-/* @least: where a checksum may begin. */
+/* @least: lowest offset of a checksum. */
 bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta, u32 least)
 {
 	struct virtio_net_hdr hdr;
@@ -246,7 +246,7 @@ void mr_batch_deliver(struct list_head *batch)
 	}
 }
 
-/* What came after the client's last batch. */
+/* Drops packets behind the client's last batch. */
 void mr_batch_drop(struct list_head *batch)
 {
 	struct sk_buff *skb, *next;
@@ -270,13 +270,13 @@ static void mark_of(u32 id, const struct sk_buff *skb, const struct net_device *
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		const struct mr_node *node = rcu_dereference(mr_nodes[i]);
 
-		/* Not by a namespace of somebody's own, who chooses the addresses there. */
+		/* Not by another namespace, whose owner chooses the addresses there. */
 		if (node && node->id == id && find_device(eth_hdr(skb), node) == dev)
 			mr_mark_arrived(MR_MARK_FRAME, i, token);
 	}
 }
 
-/* A mark: everything that its sender sent before it has arrived, too. */
+/* Handles a mark: all earlier packets of its sender have arrived, too. */
 static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct packet_type *type,
 			struct net_device *orig_dev)
 {

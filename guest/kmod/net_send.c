@@ -20,7 +20,7 @@
 
 static unsigned int refer_bytes = 4096;
 module_param(refer_bytes, uint, 0644);
-MODULE_PARM_DESC(refer_bytes, "packets of so many bytes and more pass their pages by reference (4096)");
+MODULE_PARM_DESC(refer_bytes, "least bytes of a packet whose pages pass by reference (4096)");
 
 static struct mr_backlog backlogs[MR_MAX_MEMBERS][MR_MAX_QUEUES];
 
@@ -53,7 +53,7 @@ static bool add_frags(struct pieces *pieces, const struct sk_buff *skb)
 	return true;
 }
 
-/* All bytes behind the first headlen. */
+/* Collects all bytes behind the first headlen. */
 static bool collect(struct pieces *pieces, const struct sk_buff *skb)
 {
 	const struct sk_buff *part;
@@ -114,7 +114,7 @@ static int send_message(struct mr_peer *peer, unsigned int queue, struct sk_buff
 	return mr_send(peer, queue, &tx);
 }
 
-/* Packets of a flow go by one queue, which keeps their order. */
+/* Queue of a flow, one for all its packets: it keeps their order. */
 static unsigned int queue_of(const struct mr_peer *peer, struct sk_buff *skb)
 {
 	unsigned int queues = mr_peer_queues(peer);
@@ -122,7 +122,7 @@ static unsigned int queue_of(const struct mr_peer *peer, struct sk_buff *skb)
 	return queues > 1 ? skb_get_hash(skb) % queues : 0;
 }
 
-/* A frame of the device; it stays the caller's. */
+/* Sends a frame of the device, which stays the caller's. */
 int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb)
 {
 	return send_message(peer, queue_of(peer, skb), skb, MR_CLIENT_DEVICE, NULL);
@@ -149,7 +149,7 @@ static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queu
 }
 
 /*
- * The destination of a packet in the backlog: it goes only after its peer's backlog was flushed.
+ * Destination of a packet in the backlog: it is freed only after its peer's backlog was flushed.
  */
 static struct mr_dest **waiting_dest(struct sk_buff *skb)
 {
@@ -158,7 +158,7 @@ static struct mr_dest **waiting_dest(struct sk_buff *skb)
 	return (struct mr_dest **)(skb->cb + sizeof(skb->cb) - sizeof(void *));
 }
 
-/* Behind those that wait. */
+/* Queues a packet behind those that wait. */
 static int send_behind(struct mr_backlog *backlog, struct mr_dest *dest, struct sk_buff *skb,
 		       unsigned int queue)
 {
@@ -181,7 +181,7 @@ static int send_behind(struct mr_backlog *backlog, struct mr_dest *dest, struct 
 	return err;
 }
 
-/* Datagrams that were sent as one: not every kernel can be told of them. */
+/* Sends the segments of datagrams that were sent as one: some kernels cannot receive them so. */
 static int send_segments(struct mr_dest *dest, struct sk_buff *skb)
 {
 	struct sk_buff *segment, *next, *list;
@@ -218,8 +218,8 @@ int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb)
 }
 
 /*
- * A packet whose sender cannot take it back. Where too many wait it is dropped, as the hook does:
- * by the ordinary way it would overtake these.
+ * Sends a packet that its sender cannot take back. Where too many wait it is dropped, as the hook
+ * does: the ordinary way would let it overtake these.
  */
 void mr_send_or_ordinary(struct mr_dest *dest, struct sk_buff *skb)
 {
@@ -246,7 +246,7 @@ void mr_backlog_writable(struct mr_peer *peer, unsigned int queue)
 	int err;
 
 	spin_lock(&backlog->lock);
-	/* Nobody rings for those behind one that cannot be described. */
+	/* No doorbell comes for those behind one that cannot be described. */
 	while ((skb = skb_peek(&backlog->skbs))) {
 		err = send_packet(*waiting_dest(skb), skb, queue);
 		if (err == -ENOSPC)
@@ -272,7 +272,7 @@ static bool has_waiting(struct mr_backlog *backlog, const struct mr_dest *dest)
 	return false;
 }
 
-/* True: whatever waited is in the rings, as any later look at these sees. */
+/* True: all waiting packets are in the rings, as any later check of these sees. */
 bool mr_backlog_is_empty(const struct mr_dest *dest)
 {
 	bool empty = true;
@@ -304,7 +304,8 @@ static void take_waiting(struct mr_backlog *backlog, const struct mr_dest *dest,
 }
 
 /*
- * What waits goes the ordinary way: of one destination, or, where the link is gone (NULL), of all.
+ * Sends waiting packets the ordinary way: of one destination, or, where the link is down (NULL), of
+ * all.
  */
 void mr_backlog_flush(u32 index, const struct mr_dest *dest)
 {
@@ -335,8 +336,8 @@ void mr_backlog_init(void)
 }
 
 /*
- * Between the clients themselves. Goes lost when the ring is full: whoever waits asks again, or
- * goes on after some time.
+ * Sends a message between the clients themselves. Lost when the ring is full: the waiting side asks
+ * again, or goes on after some time.
  */
 int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token, u16 count)
 {

@@ -28,7 +28,7 @@ static u32 bucket(const struct in6_addr *address)
 	return jhash2((__force const u32 *)address->s6_addr32, 4, 0) % HASH_SIZE(mr_dests);
 }
 
-/* In a reader's section. */
+/* Caller is in an RCU read section. */
 struct mr_dest *mr_dest_find(const struct in6_addr *address)
 {
 	struct mr_dest *dest;
@@ -63,7 +63,7 @@ int mr_find_mac(const u8 macs[][ETH_ALEN], u32 len, const u8 *mac)
 	return -1;
 }
 
-/* In a reader's section. */
+/* Caller is in an RCU read section. */
 bool mr_is_own_address(const struct in6_addr *address)
 {
 	const struct mr_self *self = rcu_dereference(mr_self);
@@ -71,7 +71,7 @@ bool mr_is_own_address(const struct in6_addr *address)
 	return self && mr_has_address(self->addresses, self->addresses_len, address);
 }
 
-/* In a reader's section. */
+/* Caller is in an RCU read section. */
 bool mr_is_excluded(const struct in6_addr *local, const struct in6_addr *remote, __be16 local_port,
 		    __be16 remote_port)
 {
@@ -90,7 +90,7 @@ bool mr_is_excluded(const struct in6_addr *local, const struct in6_addr *remote,
 	return false;
 }
 
-/* A device that has the address and is not below a bridge or bond. Held. */
+/* Device that has the address and is not below a bridge or bond. Held. */
 static struct net_device *device_with(const u8 *mac, const struct net_device *going)
 {
 	struct net_device *dev, *found = NULL;
@@ -154,7 +154,8 @@ static void set_self(const struct mr_member_info *info)
 	self_replace(self);
 }
 
-/* With rtnl held: devices came, went or changed their address. @going is to be let go. */
+/* Devices came, were removed or changed their address. Caller holds rtnl. @going is to be
+ * released. */
 void mr_table_devices_changed(struct net_device *going)
 {
 	struct mr_self *old, *self;
@@ -178,7 +179,7 @@ static bool node_is(const struct mr_node *node, const struct mr_member_info *inf
 		       info->addresses_len * sizeof(info->addresses[0]));
 }
 
-/* What failed may be right by what is known now. */
+/* Lets a failed destination be tried again after a change. */
 void mr_dest_try_again(struct mr_dest *dest)
 {
 	dest->failures = 0;
@@ -212,7 +213,7 @@ static void dest_remove(struct mr_dest *dest)
 	kfree_rcu(dest, rcu);
 }
 
-/* Removes the destinations of a member that the table does not give it any more. */
+/* Removes the destinations that the table no longer gives to a member. */
 static void dests_prune(u32 index, const struct mr_node *node)
 {
 	struct hlist_node *next;
@@ -274,13 +275,13 @@ static void set_excludes(void)
 	}
 	last_seq = seq;
 	old = rcu_replace_pointer(excluded, list, lockdep_is_held(&mr_net_lock));
-	/* No sender looks at the old list any more; what it sent may still be in a ring. */
+	/* Senders no longer see the old list; their packets may still be in a ring. */
 	synchronize_net();
 	kfree(old);
 	mr_excludes_hold(seq);
 }
 
-/* The channel's lock is held. */
+/* Caller holds the channel's lock. */
 void mr_table_changed(void)
 {
 	struct mr_member_info *members = kcalloc(MR_MAX_MEMBERS, sizeof(*members), GFP_KERNEL);

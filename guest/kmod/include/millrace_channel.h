@@ -35,7 +35,7 @@ struct mr_sg {
 	u32 len;
 };
 
-/* A message to be sent: @head_len bytes at @head, then the pieces of @sg. */
+/* Message to be sent: @head_len bytes at @head, then the pieces of @sg. */
 struct mr_tx {
 	u8 client;
 	bool may_refer; /* the pages' content will not change until they are freed */
@@ -71,7 +71,7 @@ struct mr_client {
 	void (*table_changed)(void);
 };
 
-/* A member as the host describes it, addresses in the form of millrace_abi.h. */
+/* Member as the host describes it, addresses in the form of millrace_abi.h. */
 struct mr_member_info {
 	u32 id;
 	u32 index; /* in the table: below MR_MAX_MEMBERS */
@@ -82,9 +82,9 @@ struct mr_member_info {
 	struct in6_addr addresses[MR_MAX_ADDRESSES];
 };
 
-/* -EBUSY: the number is taken. Calls ->peer_up() for the peers that are there. */
+/* Registers a client. -EBUSY: the number is taken. Calls ->peer_up() for peers that are up. */
 int mr_client_register(const struct mr_client *client);
-/* Returns when no function of the client runs any more. */
+/* Unregisters a client. Returns when none of its functions runs any more. */
 void mr_client_unregister(const struct mr_client *client);
 
 /*
@@ -93,13 +93,13 @@ void mr_client_unregister(const struct mr_client *client);
  * -ENOTCONN (no link), -EMSGSIZE.
  */
 int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx);
-/* Whether the peer has taken everything that was sent to it. */
+/* Whether the peer has taken all messages that were sent to it. */
 bool mr_peer_is_idle(struct mr_peer *peer);
-/* Queues to a peer that this guest uses: as many as it has CPUs, within the domain's number. */
+/* Number of queues to a peer that this guest uses: one per CPU, within the domain's number. */
 unsigned int mr_peer_queues(const struct mr_peer *peer);
-/* Place in the member table. */
+/* Index of the peer in the member table. */
 u32 mr_peer_index(const struct mr_peer *peer);
-/* For as long as a client keeps a pointer after ->peer_down(). */
+/* Holds a peer while a client keeps a pointer after ->peer_down(). */
 void mr_peer_get(struct mr_peer *peer);
 void mr_peer_put(struct mr_peer *peer);
 
@@ -108,29 +108,29 @@ unsigned int mr_rx_queue(const struct mr_rx *rx);
 struct napi_struct *mr_rx_napi(const struct mr_rx *rx);
 const void *mr_rx_meta(const struct mr_rx *rx);
 /*
- * What has come should be read before more is taken: this message is the last of the round, and the
- * next one lets programs run before.
+ * Makes this message the last of the round, so that programs run before the next one: the received
+ * data should be read before more is taken.
  */
 void mr_rx_pause(struct mr_rx *rx);
-/* Bytes of the message. */
+/* Length of the message in bytes. */
 u32 mr_rx_len(const struct mr_rx *rx);
-/* Bytes that lie before the pages; the whole message where it was copied. */
+/* Length of the bytes before the pages; of the whole message where it was copied. */
 u32 mr_rx_head_len(const struct mr_rx *rx);
-/* Pieces that mr_rx_borrow() would give. */
+/* Number of pieces that mr_rx_borrow() would give. */
 u32 mr_rx_segs(const struct mr_rx *rx);
-/* Copies bytes of the message, which is there as long as ->receive() runs. */
+/* Copies bytes of the message, which is valid while ->receive() runs. */
 void mr_rx_copy(const struct mr_rx *rx, u32 off, void *to, u32 len);
 /*
- * Takes all pages of the message, in order: what follows mr_rx_head_len() bytes. Returns how many
- * pieces, each of one page; the caller drops each page with put_page(). 0: there are none, or one
- * is just being released; use mr_rx_copy(). For one call per message. The pages lie behind a bus,
- * and not every device can read them: see mr_own_pages().
+ * Takes all pages of the message, in order: the bytes behind the first mr_rx_head_len(). Returns
+ * the number of pieces, each of one page; the caller drops each page with put_page(). 0: there are
+ * none, or one is just being released; use mr_rx_copy(). One call per message. The pages lie behind
+ * a bus, and some devices cannot read them: see mr_own_pages().
  */
 unsigned int mr_rx_borrow(struct mr_rx *rx, struct mr_sg sg[MR_MAX_SEGS]);
 
 /*
- * Puts copies in the place of peers' pages in a packet, before it goes to a device or to who writes
- * to it. Packets that leave by IP need no such call. Not 0: no memory.
+ * Replaces peers' pages in a packet by copies, before it goes to a device or to code that writes to
+ * it. Packets that leave by IP need no such call. Not 0: no memory.
  */
 int mr_own_pages(struct sk_buff *skb);
 
@@ -138,7 +138,7 @@ int mr_own_pages(struct sk_buff *skb);
 unsigned int mr_members(struct mr_member_info members[MR_MAX_MEMBERS]);
 /* Copies the excluded flows; returns their number and *seq, which mr_excludes_hold() answers. */
 unsigned int mr_excludes(struct mr_exclude excludes[MR_MAX_EXCLUDES], u32 *seq);
-/* Tells the host that no packet of the flows of mr_excludes() is taken any more. */
+/* Tells the host that packets of the flows of mr_excludes() are no longer taken. */
 void mr_excludes_hold(u32 seq);
 
 #endif
