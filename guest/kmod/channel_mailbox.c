@@ -34,7 +34,8 @@ int mr_mailbox_open(struct mr_channel *ch)
 		return -ENODEV;
 	version = le32_to_cpu(h->version);
 	if (version != MR_VERSION) {
-		pr_err("mailbox of the host has version %u, this kernel module %u\n", version, MR_VERSION);
+		pr_err("mailbox of the host has version %u, this kernel module %u\n", version,
+		       MR_VERSION);
 		return -EPROTO;
 	}
 	ch->id = le32_to_cpu(h->member_id);

@@ -33,7 +33,7 @@ LIST_HEAD(mr_memories);
 unsigned int mr_fifo_kb = 512;
 module_param_named(fifo_kb, mr_fifo_kb, uint, 0444);
 MODULE_PARM_DESC(fifo_kb,
-		 "KiB of copied messages in flight, per queue and peer: 128 to 2048, a power of two (512)");
+		 "KiB of copied messages in flight, per queue and peer: 128 to 2048, 2^n (512)");
 
 static u32 guest_state(struct mr_channel *ch)
 {

@@ -443,7 +443,7 @@ static const struct kernel_param_ops enabled_ops = {
 	.get = param_get_bool,
 };
 module_param_cb(enabled, &enabled_ops, &enabled, 0644);
-MODULE_PARM_DESC(enabled, "whether the channel takes packets; N brings all back to the ordinary way (Y)");
+MODULE_PARM_DESC(enabled, "whether packets are taken; N brings all back to the ordinary way (Y)");
 
 static struct notifier_block neighbour_notifier = { .notifier_call = neighbour_event };
 

@@ -10,7 +10,8 @@ use rustix::event::PollFlags;
 use rustix::io::{Errno, pread};
 use rustix::net::{SendFlags, send, sockopt};
 
-use crate::pipe::{PipeOutcome, try_pipe};
+use crate::outcome::PipeOutcome;
+use crate::pipe::try_pipe;
 use crate::watch::Watch;
 use crate::{file_source, socket};
 
@@ -32,7 +33,7 @@ pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'
     {
         return watch.shared.refuse(reason);
     }
-    let watch = watch.behind(ALONE_TIME);
+    let watch = watch.in_background(ALONE_TIME);
     let (at, len) = (request.source_offset.get(), request.len_bytes.get());
     let own = source.try_clone().and_then(|source| Ok((source, sink.try_clone()?)));
     let (Ok((own_source, own_sink)), true) = (own, at != OWN_POSITION) else {
@@ -44,9 +45,9 @@ pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'
         return moved;
     }
     let rest = (at + moved.bytes, len - moved.bytes);
-    watch.renew();
+    watch.restart_time();
     let bytes = moved.bytes + send_part(own_source.as_fd(), rest, own_sink.as_fd(), &watch);
-    if bytes < len && watch.is_alone() {
+    if bytes < len && watch.has_program_exited() {
         // Only this tells the peer that bytes are missing. Fails when the connection has ended.
         let _ = sockopt::set_socket_linger(&own_sink, Some(Duration::ZERO));
     }
@@ -62,7 +63,7 @@ fn send_part(
 ) -> u64 {
     let (mut buffer, end) = (vec![0; PIECE_BYTES], at + len);
     let begun = at;
-    while at < end && !watch.is_given_up() {
+    while at < end && !watch.is_time_over() {
         let want = (end - at).min(PIECE_BYTES as u64) as usize;
         let got = match pread(file, &mut buffer[..want], at) {
             // The file was truncated.
@@ -74,10 +75,10 @@ fn send_part(
         match send(sink, &buffer[..got], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(sent) => {
                 at += sent as u64;
-                watch.renew();
+                watch.restart_time();
             }
             // At the end of the agent, bytes that the socket does not take are lost.
-            Err(Errno::AGAIN) if watch.is_unwanted() => break,
+            Err(Errno::AGAIN) if watch.is_cancelled() => break,
             Err(Errno::AGAIN) => watch.wait_for(true, Some((sink, PollFlags::OUT)), None),
             Err(Errno::INTR) => {}
             Err(_) => break,

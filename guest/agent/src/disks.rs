@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use guest_abi::Reason;
 use rustix::fs::{major, minor};
 
-use crate::host::lock;
 use crate::line::Line;
-use crate::say::say;
+use crate::log::log;
 use crate::self_test;
+use base::sync::lock;
 
 /// Most file systems whose self-tests are remembered.
 pub const MAX_FILE_SYSTEMS: usize = 64;
@@ -244,7 +244,7 @@ impl Device {
 fn report_failure<T>(number: u64, what: &str, result: Result<T, Reason>) -> Result<T, Reason> {
     result.inspect_err(|reason| {
         let (major, minor) = (major(number), minor(number));
-        say(format_args!("file system {major}:{minor}: {what}: {}", reason.text()));
+        log(format_args!("file system {major}:{minor}: {what}: {}", reason.text()));
     })
 }
 

@@ -8,7 +8,7 @@ use rustix::fs::{FileType, OFlags, Stat, fstat};
 
 use crate::file_sink::{self, FileSink};
 use crate::file_source::{self, FileSource};
-use crate::socket::{self, SocketSink, SocketSource, Use};
+use crate::socket::{self, Role, SocketSink, SocketSource};
 
 /// A program's descriptor, after the cheap checks.
 #[derive(Debug)]
@@ -25,17 +25,17 @@ impl CheckedFd {
     /// # Errors
     ///
     /// Reason why it is no end of a pipe.
-    pub fn new(fd: OwnedFd, purpose: Use) -> Result<Self, Reason> {
+    pub fn new(fd: OwnedFd, role: Role) -> Result<Self, Reason> {
         let stat = fstat(&fd).map_err(|_| Reason::NotPermitted)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
-                let flags = match purpose {
-                    Use::Source => file_source::check(fd.as_fd()).map(|()| OFlags::empty())?,
-                    Use::Sink => file_sink::check(fd.as_fd())?,
+                let flags = match role {
+                    Role::Source => file_source::check(fd.as_fd()).map(|()| OFlags::empty())?,
+                    Role::Sink => file_sink::check(fd.as_fd())?,
                 };
                 Ok(Self::File(fd, Box::new(stat), flags))
             }
-            FileType::Socket => socket::check(fd.as_fd(), purpose).map(|()| Self::Socket(fd)),
+            FileType::Socket => socket::check(fd.as_fd(), role).map(|()| Self::Socket(fd)),
             _ => Err(Reason::NotAFile),
         }
     }
@@ -93,7 +93,7 @@ impl Source {
     /// Reason for which the pipe must end without a request of the program.
     pub fn end_reason(&self) -> Option<Reason> {
         match self {
-            Self::File(file) => file.lease_broken().then_some(Reason::LeaseBroken),
+            Self::File(file) => file.is_lease_broken().then_some(Reason::LeaseBroken),
             Self::Socket(_) => None,
         }
     }
@@ -109,7 +109,7 @@ impl Source {
     /// Reason for the end when the whole source was moved, which may be less than was asked for.
     pub fn complete_reason(&self) -> Reason {
         match self {
-            Self::File(file) if file.to_the_end() => Reason::EndOfFile,
+            Self::File(file) if file.is_to_end() => Reason::EndOfFile,
             _ => Reason::Complete,
         }
     }

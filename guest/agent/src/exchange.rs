@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::ends::{Sink, Source};
 use crate::line::{Call, Event, WriteRequest};
-use crate::pipe::PipeOutcome;
+use crate::outcome::PipeOutcome;
 use crate::socket::{SocketSink, UNSENT_PAUSE};
 use crate::watch::Watch;
 
@@ -51,7 +51,7 @@ pub struct Exchange<'a> {
     /// Reason for which the agent has asked for the end.
     ended: Option<Reason>,
     /// Whether the daemon has broken the protocol: its stream ends.
-    is_senseless: bool,
+    is_protocol_broken: bool,
 }
 
 impl<'a> Exchange<'a> {
@@ -63,7 +63,7 @@ impl<'a> Exchange<'a> {
         len_bytes: u64,
     ) -> Self {
         let own = OwnBytes::default();
-        Self { watch, call, source, sink, len_bytes, own, ended: None, is_senseless: false }
+        Self { watch, call, source, sink, len_bytes, own, ended: None, is_protocol_broken: false }
     }
 
     /// Runs until the last message of the daemon, or until that is lost; asks it to end the pipe
@@ -74,8 +74,8 @@ impl<'a> Exchange<'a> {
                 Some(Event::Done(done)) => return self.finish(Some(&done)),
                 Some(Event::Lost) => return self.finish(None),
                 Some(event) => {
-                    if !self.is_senseless && !self.handle(event) {
-                        self.is_senseless = true;
+                    if !self.is_protocol_broken && !self.handle(event) {
+                        self.is_protocol_broken = true;
                         self.call.give_up();
                     }
                     self.check_end();

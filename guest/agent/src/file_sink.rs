@@ -10,13 +10,13 @@ use std::cell::OnceCell;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use guest_abi::Reason;
 use guest_abi::pipe::{BLOCK_BYTES, PlacesEnd, SECTOR_BYTES};
-use rustix::fs::{Mode, OFlags, SeekFrom, Stat, fcntl_getfl, fstat, ftruncate, seek};
+use rustix::fs::{OFlags, SeekFrom, Stat, fcntl_getfl, fstat, ftruncate, seek};
 use rustix::io::{Errno, pwrite};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
@@ -25,10 +25,11 @@ use crate::disks::Disks;
 use crate::file_source::{self, FileSource};
 use crate::identity::Identity;
 use crate::line::{Line, WriteRequest};
+use crate::log::log;
 use crate::placed_source::read_up_to;
 use crate::placeholders::Blocks;
 use crate::ranges::Ranges;
-use crate::say::say;
+use crate::reopen::reopen_to_write;
 use crate::sys;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -49,7 +50,7 @@ pub struct FileSink {
     /// `O_SYNC` and `O_DSYNC`, if the program's descriptor has them.
     sync: OFlags,
     start: u64,
-    own_position: bool,
+    uses_own_position: bool,
     /// Most bytes that may be written.
     max_bytes: u64,
     old_size: u64,
@@ -89,14 +90,14 @@ impl FileSink {
         identity: Identity,
         (disks, line): (&Disks, &Arc<Line>),
     ) -> Result<Self, Reason> {
-        let own_position = offset == guest_abi::program::OWN_POSITION;
+        let uses_own_position = offset == guest_abi::program::OWN_POSITION;
         let start = file_source::start(&program, offset)?;
         // At the limit, the ordinary write has its own answer, and a signal.
         let limit = identity.max_file_bytes().ok_or(Reason::NotPermitted)?.min(i64::MAX as u64);
         let max_bytes = limit.checked_sub(start).filter(|left| *left > 0);
         let max_bytes = max_bytes.ok_or(Reason::NotPermitted)?;
         let sync = flags & (OFlags::SYNC | OFlags::DSYNC);
-        let direct = open_again(program.as_fd(), sync | OFlags::DIRECT)?;
+        let direct = reopen_to_write(program.as_fd(), sync | OFlags::DIRECT)?;
         let place = disks.place_to_write(stat.st_dev, line)?;
         let mut tag = [0; 16];
         rustix::rand::getrandom(&mut tag, rustix::rand::GetRandomFlags::empty())
@@ -108,7 +109,7 @@ impl FileSink {
             plain: OnceCell::new(),
             sync,
             start,
-            own_position,
+            uses_own_position,
             max_bytes,
             old_size: stat.st_size as u64,
             tag,
@@ -168,7 +169,7 @@ impl FileSink {
     fn write_placeholders(&mut self, range: Range<u64>, len_bytes: u64) -> Result<(), Errno> {
         let room = len_bytes.next_multiple_of(BLOCK).min(PIECE_BYTES) as usize;
         let blocks = self.blocks.get_or_insert_with(|| Blocks::new(self.tag, room));
-        let acting = self.identity.act()?;
+        let acting = self.identity.assume()?;
         let mut at = range.start;
         while at < range.end {
             let len = (range.end - at).min(PIECE_BYTES);
@@ -192,7 +193,7 @@ impl FileSink {
     /// pipe's bytes, and readers would see placeholders.
     fn clean_cache(&self, range: Range<u64>) -> io::Result<()> {
         let (from, until) = (self.start + range.start, self.start + range.end);
-        for (cached, end) in sys::cached(self.direct.as_fd(), from, until)? {
+        for (cached, end) in sys::cached_ranges(self.direct.as_fd(), from, until)? {
             // Most likely another process reads the file.
             let mut at = cached.max(from);
             while at < end.min(until) {
@@ -207,7 +208,7 @@ impl FileSink {
     fn clean_piece(&self, offset: u64, len_bytes: usize) -> io::Result<()> {
         let (mut bytes, plain) = (vec![0; len_bytes], self.plain()?);
         let read = read_up_to(plain, &mut bytes, offset)?;
-        let left = Blocks::left(self.tag, &bytes[..read]);
+        let left = Blocks::remaining(self.tag, &bytes[..read]);
         if !left.is_empty() {
             // Written back to the disk, which replaces them, so that the range can be read anew.
             plain.sync_data()?;
@@ -216,7 +217,7 @@ impl FileSink {
             let at = (offset + left) / BLOCK * BLOCK;
             let mut blocks = Blocks::new(self.tag, BLOCK_BYTES);
             let block = blocks.read(&self.direct, at, BLOCK_BYTES)?;
-            let _acting = self.identity.act()?;
+            let _acting = self.identity.assume()?;
             plain.write_all_at(block, at)?;
         }
         Ok(())
@@ -235,7 +236,7 @@ impl FileSink {
 
     fn try_write(&mut self, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let file = self.plain()?;
-        let acting = self.identity.act()?;
+        let acting = self.identity.assume()?;
         let mut done = 0;
         let result = loop {
             match pwrite(file, &bytes[done..], self.start + at + done as u64) {
@@ -258,7 +259,7 @@ impl FileSink {
             return Ok(file);
         }
         // Opened as root: the program may have made a file that it could not open a second time.
-        let file = open_again(self.direct.as_fd(), self.sync).map_err(|_| Errno::PERM)?;
+        let file = reopen_to_write(self.direct.as_fd(), self.sync).map_err(|_| Errno::PERM)?;
         Ok(self.plain.get_or_init(|| file))
     }
 
@@ -282,7 +283,7 @@ impl FileSink {
             let repaired = self.repair(from, until, again, &mut moved);
             if let Err((at, error)) = cleaned.and(repaired) {
                 // The bytes behind it are not known: the count may be too low.
-                say(format_args!("a file that was piped to: {error}"));
+                log(format_args!("a file that a pipe wrote could not be repaired: {error}"));
                 moved = moved.min(at);
             }
         }
@@ -295,7 +296,7 @@ impl FileSink {
     /// Truncates the bytes that the pipe has added behind those that it has moved, unless another
     /// writer has appended there.
     fn cut(&self, moved_bytes: u64) {
-        let _acting = self.identity.act();
+        let _acting = self.identity.assume();
         // Without a moved byte, no write can have extended the file.
         let end = if moved_bytes > 0 { self.start + moved_bytes } else { 0 };
         let wanted = self.old_size.max(end);
@@ -305,7 +306,7 @@ impl FileSink {
         let cut = stat
             .and_then(|stat| if is_ours(&stat) { ftruncate(&self.direct, wanted) } else { Ok(()) });
         if let Err(error) = cut {
-            say(format_args!("the end of a file that was piped to: {error}"));
+            log(format_args!("a file that a pipe wrote could not be truncated: {error}"));
         }
     }
 
@@ -320,7 +321,7 @@ impl FileSink {
     ) -> Result<(), (u64, io::Error)> {
         let plain = self.plain().map_err(|errno| (from, errno.into()))?;
         // Also when it cannot be read: placeholders must go.
-        let _acting = self.identity.act();
+        let _acting = self.identity.assume();
         let mut blocks = Blocks::new(self.tag, (until - from).min(PIECE_BYTES) as usize);
         let mut at = from;
         while at < until {
@@ -332,7 +333,7 @@ impl FileSink {
                 Err(error) => return Err((at, error)),
             };
             let end = at + read.len() as u64;
-            for left in Blocks::left(self.tag, read) {
+            for left in Blocks::remaining(self.tag, read) {
                 let left = at + left;
                 let mut bytes = [0; SECTOR_BYTES];
                 if again.is_none_or(|source| source.read_at(&mut bytes, left).is_err()) {
@@ -354,23 +355,9 @@ impl FileSink {
 
     /// Moves the program's position on by the bytes moved, if that was asked for.
     pub fn finish(self, moved_bytes: u64) {
-        if self.own_position && moved_bytes > 0 {
+        if self.uses_own_position && moved_bytes > 0 {
             // A regular file's position inside its size can always be set.
             let _ = seek(&self.program, SeekFrom::Start(self.start.saturating_add(moved_bytes)));
         }
-    }
-}
-
-/// Opens a file of the agent's own: the program may change the flags of its descriptor at any time.
-fn open_again(file: BorrowedFd<'_>, flags: OFlags) -> Result<File, Reason> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    // Does not wait for another process's lease.
-    let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(file) => Ok(file.into()),
-        Err(Errno::WOULDBLOCK) => Err(Reason::NoLease),
-        // The file system has no direct I/O.
-        Err(Errno::INVAL) => Err(Reason::FileSystem),
-        Err(_) => Err(Reason::NotPermitted),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use guest_abi::Reason;
 use guest_abi::pipe::{Extent, FileEnd, end};
 use guest_abi::program::OWN_POSITION;
 use rustix::fs::{
-    FileType, IFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
+    FileType, IFlags, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
 };
 use rustix::io::{ReadWriteFlags, preadv2};
 use zerocopy::IntoBytes;
@@ -20,6 +20,7 @@ use crate::disks::Disks;
 use crate::lease::{Lease, Leases};
 use crate::line::{Line, ReadAnswer, ReadRequest};
 use crate::placed_source::PlacedSource;
+use crate::reopen::reopen_to_read;
 use crate::wake::Wake;
 use crate::{fiemap, sys};
 
@@ -37,16 +38,16 @@ const XFLAG_REALTIME: u32 = 1;
 pub struct FileSource {
     program: OwnedFd,
     start: u64,
-    own_position: bool,
+    uses_own_position: bool,
     len_bytes: u64,
-    to_the_end: bool,
+    is_to_end: bool,
     is_cached: bool,
-    way: Way,
+    method: ReadMethod,
 }
 
 /// Method by which the host reads the file.
 #[derive(Debug)]
-enum Way {
+enum ReadMethod {
     /// Extents on a disk: under the lease they keep the file's bytes.
     Extents { lease: Lease, disk: u32, extents: Vec<Extent> },
     /// Placeholders, as the file may be written during the pipe.
@@ -118,49 +119,49 @@ impl FileSource {
         (disks, line): (&Disks, &Arc<Line>),
         (leases, wake, may_place): (&Leases, &Arc<Wake>, bool),
     ) -> Result<Self, Reason> {
-        let own_position = offset == OWN_POSITION;
+        let uses_own_position = offset == OWN_POSITION;
         let start = start(&program, offset)?;
-        let own = open_again(&program, OFlags::empty())?;
+        let own = reopen_to_read(&program, OFlags::empty())?;
         let place = disks.place_of(device, line)?;
-        let way = match leases.take(own, wake) {
-            Ok(lease) => Way::Extents { lease, disk: place.disk, extents: Vec::new() },
+        let method = match leases.take(own, wake) {
+            Ok(lease) => ReadMethod::Extents { lease, disk: place.disk, extents: Vec::new() },
             Err(_) if may_place => {
-                let own = open_again(&program, OFlags::empty())?;
-                Way::Placed(Box::new(PlacedSource::new(own, start, device, (disks, line))?))
+                let own = reopen_to_read(&program, OFlags::empty())?;
+                ReadMethod::Placed(Box::new(PlacedSource::new(own, start, device, (disks, line))?))
             }
             Err(reason) => return Err(reason),
         };
         // The size is fixed under the lease only.
-        let size = fstat(way.file()).map_err(|_| Reason::NotAFile)?.st_size as u64;
+        let size = fstat(method.file()).map_err(|_| Reason::NotAFile)?.st_size as u64;
         let left = size.saturating_sub(start);
         let wanted = len_bytes.min(left);
         if wanted == 0 {
             return Err(Reason::EndOfFile);
         }
-        let is_cached = is_in_memory(way.file().as_fd(), start, wanted);
+        let is_cached = is_in_memory(method.file().as_fd(), start, wanted);
         let mut this = Self {
             program,
             start,
-            own_position,
+            uses_own_position,
             len_bytes: wanted,
-            to_the_end: false,
+            is_to_end: false,
             is_cached,
-            way,
+            method,
         };
-        if let Way::Extents { lease, extents, .. } = &mut this.way {
+        if let ReadMethod::Extents { lease, extents, .. } = &mut this.method {
             let file = lease.file().as_fd();
             *extents = fiemap::extents(file, start, wanted, place.base, max_extents)?;
             this.len_bytes = fiemap::len_bytes(extents);
         }
-        this.to_the_end = left < len_bytes && this.len_bytes == left;
+        this.is_to_end = left < len_bytes && this.len_bytes == left;
         Ok(this)
     }
 
     /// Kind of the end in messages.
     pub fn kind(&self) -> u8 {
-        match self.way {
-            Way::Extents { .. } => end::FILE,
-            Way::Placed(_) => end::PLACES,
+        match self.method {
+            ReadMethod::Extents { .. } => end::FILE,
+            ReadMethod::Placed(_) => end::PLACES,
         }
     }
 
@@ -170,8 +171,8 @@ impl FileSource {
     }
 
     /// True when the file had fewer bytes than were asked for.
-    pub fn to_the_end(&self) -> bool {
-        self.to_the_end
+    pub fn is_to_end(&self) -> bool {
+        self.is_to_end
     }
 
     /// True when the guest has it in memory: the host need not read it from a slower disk.
@@ -180,42 +181,42 @@ impl FileSource {
     }
 
     /// True when another process waits to write to the file.
-    pub fn lease_broken(&self) -> bool {
-        match &self.way {
-            Way::Extents { lease, .. } => lease.is_broken(),
-            Way::Placed(_) => false,
+    pub fn is_lease_broken(&self) -> bool {
+        match &self.method {
+            ReadMethod::Extents { lease, .. } => lease.is_broken(),
+            ReadMethod::Placed(_) => false,
         }
     }
 
     /// Appends the description of this end to a message.
     pub fn write_end(&self, body: &mut Vec<u8>) {
-        match &self.way {
-            Way::Extents { disk, extents, .. } => {
+        match &self.method {
+            ReadMethod::Extents { disk, extents, .. } => {
                 let end =
                     FileEnd { disk: U32::new(*disk), extents: U32::new(extents.len() as u32) };
                 body.extend_from_slice(end.as_bytes());
                 body.extend_from_slice(extents.as_bytes());
             }
-            Way::Placed(placed) => placed.write_end(body),
+            ReadMethod::Placed(placed) => placed.write_end(body),
         }
     }
 
     /// Reads a range that the daemon asks for. None: the request breaks the protocol.
     pub fn serve(&mut self, request: &ReadRequest) -> Option<ReadAnswer> {
-        match &mut self.way {
-            Way::Extents { .. } => None,
-            Way::Placed(placed) => placed.serve(request, self.len_bytes),
+        match &mut self.method {
+            ReadMethod::Extents { .. } => None,
+            ReadMethod::Placed(placed) => placed.serve(request, self.len_bytes),
         }
     }
 
     /// Reads bytes from `at` on, counted from the pipe's beginning, through the guest's memory.
     pub fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
-        self.way.file().read_exact_at(into, self.start + at)
+        self.method.file().read_exact_at(into, self.start + at)
     }
 
     /// Moves the program's position on by the bytes moved, if that was asked for.
     pub fn finish(self, moved_bytes: u64) {
-        if self.own_position && moved_bytes > 0 {
+        if self.uses_own_position && moved_bytes > 0 {
             let position = SeekFrom::Start(self.start.saturating_add(moved_bytes));
             // A regular file's position inside its size can always be set.
             let _ = seek(&self.program, position);
@@ -223,7 +224,7 @@ impl FileSource {
     }
 }
 
-impl Way {
+impl ReadMethod {
     fn file(&self) -> &File {
         match self {
             Self::Extents { lease, .. } => lease.file(),
@@ -245,17 +246,4 @@ fn is_in_memory(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> bool {
         let into = &mut [io::IoSliceMut::new(&mut byte)];
         preadv2(file, into, start + at, ReadWriteFlags::NOWAIT).is_ok()
     })
-}
-
-/// Opens a file again, for reading: a lease belongs to an open file, and the program's may be
-/// duplicated anywhere.
-pub fn open_again(file: &impl AsFd, flags: OFlags) -> Result<File, Reason> {
-    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    // Does not wait for another process's write lease.
-    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(file) => Ok(file.into()),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Reason::NoLease),
-        Err(_) => Err(Reason::NotPermitted),
-    }
 }

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::sync::lock;
 use guest_abi::Reason;
 use guest_abi::frame::Header;
 use guest_abi::pipe::{Hello, MAGIC, PORT, VERSION, Welcome, kind};
@@ -14,8 +15,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::line::{Heartbeat, Line, senseless, write_all};
-use crate::say::say;
+use crate::line::{Heartbeat, Line, broken_protocol, write_all};
+use crate::log::log;
 
 /// Pause between two tries to reach the daemon.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -123,17 +124,17 @@ impl Host {
                         return;
                     }
                     // Only now: a reader of this log line may ask for a pipe at once.
-                    say(format_args!("connected to the host"));
+                    log(format_args!("connected to the host"));
                     let ended = line.read().err().map_or_else(String::new, |e| e.to_string());
                     line.end();
-                    line.lose();
-                    (format!("the host went: {ended}"), Reason::HostGone)
+                    line.fail_calls();
+                    (format!("the stream to the host ended: {ended}"), Reason::HostGone)
                 }
                 Err(error) => (format!("no pipes from the host: {error}"), self.refusal()),
             };
             // Logged once, not each second.
             if text != last_text {
-                say(format_args!("{text}"));
+                log(format_args!("{text}"));
                 last_text = text;
             }
             if !self.set(State::Down(reason)) {
@@ -185,11 +186,11 @@ fn connect(
     let (mut header, mut welcome) = (Header::new_zeroed(), Welcome::new_zeroed());
     read_all(&stream, header.as_mut_bytes())?;
     if header.kind.get() != kind::WELCOME || header.body_len() != Some(size_of::<Welcome>()) {
-        return Err(senseless());
+        return Err(broken_protocol());
     }
     read_all(&stream, welcome.as_mut_bytes())?;
     if welcome.magic.get() != MAGIC || welcome.version.get() != VERSION {
-        return Err(senseless());
+        return Err(broken_protocol());
     }
     // Answers may take as long as pipes do.
     timeout(&stream, rustix::net::sockopt::Timeout::Recv, None)?;
@@ -206,11 +207,6 @@ fn read_all(stream: impl AsFd, mut bytes: &mut [u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Locks a mutex: also after a panic, which leaves the values here whole.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ impl Identity {
     ///
     /// The descriptor is no such socket.
     pub fn of(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
-        let [pid, uid, gid] = sys::peer(socket)?;
+        let [pid, uid, gid] = sys::peer_credentials(socket)?;
         Ok(Self { pid, uid, gid })
     }
 
@@ -44,11 +44,11 @@ impl Identity {
     ///
     /// # Errors
     /// The agent lacks `CAP_SETUID` or `CAP_SETGID`.
-    pub fn act(&self) -> Result<IdentityGuard, Errno> {
+    pub fn assume(&self) -> Result<IdentityGuard, Errno> {
         let is_other = (self.uid, self.gid) != (0, 0);
         // Undone if it has failed half-way.
         let acting = IdentityGuard { is_other };
-        if is_other && !sys::access_as(self.uid, self.gid) {
+        if is_other && !sys::set_file_user(self.uid, self.gid) {
             return Err(Errno::PERM);
         }
         Ok(acting)
@@ -65,7 +65,7 @@ impl Identity {
 impl Drop for IdentityGuard {
     fn drop(&mut self) {
         // The way back to the IDs of the process as a whole is always allowed.
-        let back = !self.is_other || sys::access_as(0, 0);
+        let back = !self.is_other || sys::set_file_user(0, 0);
         debug_assert!(back, "back to root");
     }
 }
@@ -125,7 +125,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let path = folder.path().join("f");
-        let acting = nobody.act().unwrap();
+        let acting = nobody.assume().unwrap();
         let mut file = fs::File::create(&path).unwrap();
         assert!(fs::read("/etc/shadow").is_err());
         drop(acting);
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!((got.uid(), got.gid()), (65534, 65534));
         // The file is not root's, whose setuid bits stay.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
-        let acting = nobody.act().unwrap();
+        let acting = nobody.assume().unwrap();
         file.write_all(b"x").unwrap();
         drop(acting);
         assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o777);

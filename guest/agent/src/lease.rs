@@ -12,9 +12,9 @@ use std::thread;
 use guest_abi::Reason;
 use signal_hook::SigId;
 
-use crate::host::lock;
 use crate::sys;
 use crate::wake::Wake;
+use base::sync::lock;
 
 /// Lease on a file that was opened for it alone. Released when dropped.
 #[derive(Debug)]
@@ -46,14 +46,14 @@ impl Drop for Lease {
         // Closing the file would release the lease, but the signal thread may keep it open for a
         // moment, and a program that waits for the pipe's answer opens the file at once. Fails when
         // the kernel has revoked the lease.
-        let _ = sys::give_lease(self.0.file.as_fd());
+        let _ = sys::release_lease(self.0.file.as_fd());
     }
 }
 
 impl WatchedLease {
     /// Checks with the kernel whether the lease is to be broken, and wakes its holder then.
     fn check(&self) {
-        if !sys::lease_holds(self.file.as_fd()) && !self.broken.swap(true, Ordering::AcqRel) {
+        if !sys::is_lease_unbroken(self.file.as_fd()) && !self.broken.swap(true, Ordering::AcqRel) {
             self.wake.ring();
         }
     }

@@ -76,7 +76,7 @@
 //!
 //! The urgent byte of a connection that is read is noticed when it has come, not before.
 
-pub mod behind;
+pub mod background;
 pub mod disks;
 pub mod ends;
 pub mod exchange;
@@ -87,16 +87,20 @@ pub mod host;
 pub mod identity;
 pub mod lease;
 pub mod line;
+pub mod log;
 pub mod measure;
 pub mod mounts;
+pub mod outcome;
 pub mod pipe;
 pub mod placed_source;
 pub mod placeholders;
 pub mod ranges;
 pub mod refusals;
-pub mod say;
+pub mod reopen;
+pub mod request;
 pub mod self_test;
 pub mod serve;
+pub mod shared;
 pub mod socket;
 pub mod wake;
 pub mod watch;

@@ -18,9 +18,9 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::host::lock;
-use crate::say::say;
+use crate::log::log;
 use crate::wake::Wake;
+use base::sync::lock;
 
 /// Most messages of a pipe that wait for its thread. A daemon asks for two writes or reads at a
 /// time; one that sends more than this ignores the answers.
@@ -36,7 +36,7 @@ const READ_BYTES: usize = HEADER_BYTES + size_of::<Take>() + MAX_TAKE_BYTES;
 pub struct Heartbeat {
     /// Period of the checks of the stream while a call waits. When no message came since the last
     /// check, the daemon is pinged.
-    pub every: Duration,
+    pub period: Duration,
     /// Checks in silence after that until the daemon counts as lost. Checks and not time: a guest
     /// that was stopped for a while says nothing about its daemon.
     pub misses: u32,
@@ -45,7 +45,7 @@ pub struct Heartbeat {
 impl Default for Heartbeat {
     /// 10 s of silence. A daemon needs a thread of its own to answer, and no disk.
     fn default() -> Self {
-        Self { every: Duration::from_secs(2), misses: 5 }
+        Self { period: Duration::from_secs(2), misses: 5 }
     }
 }
 
@@ -191,18 +191,18 @@ impl Waiter {
             || (self.answer == kind::DONE && matches!(kind, kind::BEGUN | kind::TAKE | kind::GIVE))
     }
 
-    fn tell(&self, event: Event) -> bool {
-        let told = lock(&self.inbox).push(event);
+    fn deliver(&self, event: Event) -> bool {
+        let fits = lock(&self.inbox).push(event);
         self.wake.ring();
-        told
+        fits
     }
 }
 
 /// State of the [`Heartbeat`].
 #[derive(Debug)]
 struct Beat {
-    looked: Instant,
-    heard: bool,
+    last_check: Instant,
+    has_heard: bool,
     misses: u32,
     /// Id of a ping that is not answered.
     ping: Option<u64>,
@@ -276,7 +276,7 @@ impl Call {
 
     /// Ends the stream to a daemon that breaks the protocol; [`Event::Lost`] follows.
     pub fn give_up(&self) {
-        say(format_args!("the host: a message about a pipe that makes no sense"));
+        log(format_args!("the host's daemon broke the protocol with a message about a pipe"));
         self.line.end();
     }
 
@@ -295,7 +295,7 @@ impl Line {
         max_len_bytes: u64,
         heartbeat: Heartbeat,
     ) -> Arc<Self> {
-        let beat = Beat { looked: Instant::now(), heard: false, misses: 0, ping: None };
+        let beat = Beat { last_check: Instant::now(), has_heard: false, misses: 0, ping: None };
         Arc::new(Self {
             stream,
             writing: Mutex::new(()),
@@ -341,7 +341,7 @@ impl Line {
 
     /// Reports to the daemon how many requests the agent has refused itself. Returns false when the
     /// stream has ended.
-    pub fn tell_refusals(&self, refusals: &[Refusal]) -> bool {
+    pub fn report_refusals(&self, refusals: &[Refusal]) -> bool {
         self.write(kind::REFUSALS, 0, &[refusals.as_bytes()])
     }
 
@@ -378,17 +378,17 @@ impl Line {
             let mut header = Header::new_zeroed();
             stream.read_exact(header.as_mut_bytes())?;
             let len = header.body_len().filter(|len| *len <= longest(header.kind.get()));
-            body.resize(len.ok_or_else(senseless)?, 0);
+            body.resize(len.ok_or_else(broken_protocol)?, 0);
             stream.read_exact(&mut body)?;
-            self.hear(&header, &body).filter(|told| *told).ok_or_else(senseless)?;
+            self.receive(&header, &body).filter(|fits| *fits).ok_or_else(broken_protocol)?;
         }
     }
 
-    fn hear(&self, header: &Header, body: &[u8]) -> Option<bool> {
+    fn receive(&self, header: &Header, body: &[u8]) -> Option<bool> {
         let (id, kind) = (header.id.get(), header.kind.get());
         {
             let mut beat = lock(&self.beat);
-            beat.heard = true;
+            beat.has_heard = true;
             if kind == kind::PONG {
                 return Some(body.is_empty() && beat.ping.take() == Some(id));
             }
@@ -398,17 +398,17 @@ impl Line {
         // A call that waits for another answer stays, and gets [`Event::Lost`].
         let waiting = calls.as_mut()?.get(&id).filter(|waiting| waiting.expects(kind))?;
         let is_last = event.is_last();
-        let told = waiting.tell(event);
+        let fits = waiting.deliver(event);
         if is_last {
             calls.as_mut()?.remove(&id);
         }
-        Some(told || is_last)
+        Some(fits || is_last)
     }
 
     /// Gives [`Event::Lost`] to all calls.
-    pub fn lose(&self) {
+    pub fn fail_calls(&self) {
         for waiting in self.calls().take().into_iter().flatten().map(|(_, waiting)| waiting) {
-            waiting.tell(Event::Lost);
+            waiting.deliver(Event::Lost);
         }
     }
 
@@ -416,37 +416,37 @@ impl Line {
     /// daemon.
     fn restart_heartbeat(&self) {
         let mut beat = lock(&self.beat);
-        if beat.looked.elapsed() >= self.heartbeat.every {
-            (beat.looked, beat.misses) = (Instant::now(), 0);
+        if beat.last_check.elapsed() >= self.heartbeat.period {
+            (beat.last_check, beat.misses) = (Instant::now(), 0);
         }
     }
 
     fn beat(&self) -> Duration {
-        let every = self.heartbeat.every;
+        let period = self.heartbeat.period;
         let ping = {
             let mut beat = lock(&self.beat);
-            let since = beat.looked.elapsed();
-            if since < every {
-                return every - since;
+            let since = beat.last_check.elapsed();
+            if since < period {
+                return period - since;
             }
-            beat.looked = Instant::now();
-            if std::mem::take(&mut beat.heard) {
+            beat.last_check = Instant::now();
+            if std::mem::take(&mut beat.has_heard) {
                 beat.misses = 0;
-                return every;
+                return period;
             }
             beat.misses += 1;
             if beat.misses > self.heartbeat.misses {
-                say(format_args!("the host: silence"));
+                log(format_args!("the host's daemon is silent: its stream ends"));
                 self.end();
-                return every;
+                return period;
             }
             match beat.ping {
-                Some(_) => return every,
+                Some(_) => return period,
                 None => *beat.ping.insert(self.new_id()),
             }
         };
         self.write(kind::PING, ping, &[]);
-        every
+        period
     }
 }
 
@@ -459,7 +459,7 @@ impl Read for Stream<'_> {
     }
 }
 
-pub(crate) fn senseless() -> io::Error {
+pub(crate) fn broken_protocol() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "a message of the daemon that makes no sense")
 }
 

@@ -5,6 +5,6 @@ use std::io::{self, Write};
 
 /// Writes a line. Ignores errors: `eprintln!` would panic when the reader has gone, in an agent
 /// that answers for bytes of programs.
-pub fn say(line: Arguments<'_>) {
+pub fn log(line: Arguments<'_>) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use agent::host::{Dial, Unix, Vsock};
 use agent::line::Heartbeat;
-use agent::say::say;
+use agent::log::log;
 use agent::{Agent, AgentError, Config, identity};
 use base::notify;
 use guest_abi::pipe::{SECRET_BYTES, SECRET_PATH};
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(format_args!("millrace-agent: {error}"));
+            log(format_args!("millrace-agent: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -124,7 +124,7 @@ fn serve(socket: PathBuf, secret: Option<PathBuf>, dial: impl Dial) -> Result<()
 
 fn tell(state: &str) {
     if let Err(error) = notify::tell(state) {
-        say(format_args!("tell the service manager {state}: {error}"));
+        log(format_args!("the service manager was not told {state}: {error}"));
     }
 }
 

@@ -27,7 +27,7 @@ use rustix::net::{
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::say::say;
+use crate::log::log;
 use crate::self_test::temporary_file;
 
 /// Number of measurements, after one to warm up. The quickest counts: other work in the guest and
@@ -103,7 +103,7 @@ pub fn measure(device: u64, program: &OwnedFd) -> io::Result<u32> {
     sender.set_nonblocking(true)?;
     let copy = quickest(|| copy(&file, &sender, &receiver))?;
     let kib = min_bytes_kib(start, copy, COPY_BYTES);
-    say(format_args!(
+    log(format_args!(
         "pipes pay from {kib} KiB on: {start:?} to begin, {copy:?} for a MiB without one"
     ));
     Ok(kib)

@@ -1,106 +1,23 @@
 //! Pipe of a program: from its request and descriptors to its answer.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use guest_abi::Reason;
 use guest_abi::pipe::{self, MAX_EXTENTS, Pipe, end, kind};
-use guest_abi::program::{Answer, MAGIC, Request, VERSION, flag};
+use guest_abi::program::Request;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::U64;
 
-use crate::behind;
-use crate::disks::Disks;
 use crate::ends::{CheckedFd, Sink, Source};
 use crate::exchange::Exchange;
 use crate::file_sink::FileSink;
 use crate::file_source::FileSource;
-use crate::host::Host;
 use crate::identity::Identity;
-use crate::lease::Leases;
 use crate::line::Call;
-use crate::refusals::Refusals;
-use crate::socket::{SocketSink, SocketSource, UNSENT_TIME, Use};
-use crate::wake::Wake;
+use crate::outcome::PipeOutcome;
+use crate::socket::{Role, SocketSink, SocketSource};
 use crate::watch::Watch;
-
-/// State that all requests share.
-#[derive(Debug)]
-pub struct Shared {
-    /// The daemon.
-    pub host: Host,
-    /// Disks of the VM.
-    pub disks: Disks,
-    /// Leases on files.
-    pub leases: Leases,
-    /// Counts of requests that the agent has refused itself.
-    pub refusals: Arc<Refusals>,
-    /// Whether the agent stops: pipes end then.
-    pub stopping: AtomicBool,
-}
-
-impl Shared {
-    /// Refuses a request without the daemon.
-    pub fn refuse(&self, reason: Reason) -> PipeOutcome {
-        self.refusals.count(reason);
-        PipeOutcome::nothing(reason)
-    }
-}
-
-/// Outcome of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PipeOutcome {
-    /// Bytes that arrived.
-    pub bytes: u64,
-    /// Reason why no more bytes did.
-    pub reason: Reason,
-    /// Nearest errno, in case no byte was moved.
-    pub errno: u32,
-}
-
-impl PipeOutcome {
-    /// Outcome of a request for which no byte was moved.
-    pub fn nothing(reason: Reason) -> Self {
-        Self { bytes: 0, reason, errno: reason.errno() }
-    }
-
-    /// The answer to the program.
-    pub fn answer(self) -> Answer {
-        let errno = if self.bytes > 0 { 0 } else { self.errno };
-        Answer {
-            magic: U32::new(MAGIC),
-            version: U16::new(VERSION),
-            reason: U16::new(self.reason as u16),
-            errno: U32::new(errno),
-            min_bytes_kib: U32::ZERO,
-            moved_bytes: U64::new(self.bytes),
-        }
-    }
-}
-
-/// Serves a request. Returns when the pipe needs nothing of it any more. `program` is the socket
-/// that it came from, `wake` the event of the calling thread.
-pub fn run(
-    shared: &Shared,
-    request: &Request,
-    (source, sink): (OwnedFd, OwnedFd),
-    program: BorrowedFd<'_>,
-    wake: &Arc<Wake>,
-) -> PipeOutcome {
-    // Taken first: the time limit covers all steps.
-    let timeout = Duration::from_millis(request.timeout_ms.get().into());
-    let deadline = (!timeout.is_zero()).then(|| Instant::now() + timeout);
-    if request.len_bytes.get() == 0 {
-        return PipeOutcome::nothing(Reason::Complete);
-    }
-    let watch = Watch::new(shared, program, wake, deadline);
-    if request.flags.get() & flag::BEHIND != 0 {
-        return behind::run(request, (source, sink), watch);
-    }
-    try_pipe(request, (source, sink), &watch, UNSENT_TIME)
-}
 
 /// Moves bytes by a pipe, without a fallback for those that are not moved. Waits up to
 /// `unsent_time` for unsent bytes of the sink.
@@ -131,7 +48,7 @@ fn begin(
     &Watch { shared, program, wake, .. }: &Watch<'_>,
     unsent_time: Duration,
 ) -> Result<(Call, (Source, Sink), u64), Reason> {
-    let (source, sink) = (CheckedFd::new(source, Use::Source)?, CheckedFd::new(sink, Use::Sink)?);
+    let (source, sink) = (CheckedFd::new(source, Role::Source)?, CheckedFd::new(sink, Role::Sink)?);
     let sink_kind = sink.sink_kind();
     let line = shared.host.line()?;
     let disks = (&shared.disks, &line);

@@ -57,7 +57,7 @@ impl PlacedSource {
             _ => Reason::NoLease,
         })?;
         let direct =
-            crate::file_source::open_again(&plain, OFlags::DIRECT).map_err(|_| Reason::NoLease)?;
+            crate::reopen::reopen_to_read(&plain, OFlags::DIRECT).map_err(|_| Reason::NoLease)?;
         let mut tag = [0; 16];
         getrandom(&mut tag, GetRandomFlags::empty()).map_err(|_| Reason::NoLease)?;
         Ok(Self { direct, plain, start, tag, disk: place.disk, over: None })
@@ -151,7 +151,7 @@ mod tests {
     fn source(bytes: &[u8], start: u64) -> PlacedSource {
         let plain = tempfile::tempfile_in("/var/tmp").unwrap();
         plain.write_all_at(bytes, 0).unwrap();
-        let direct = crate::file_source::open_again(&plain, OFlags::DIRECT).unwrap();
+        let direct = crate::reopen::reopen_to_read(&plain, OFlags::DIRECT).unwrap();
         PlacedSource { direct, plain, start, tag: [3; 16], disk: 0, over: None }
     }
 

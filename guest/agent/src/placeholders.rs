@@ -83,7 +83,7 @@ impl Blocks {
 
     /// Offsets of sectors that were read and are still placeholders of this tag. The daemon
     /// replaces a sector as a whole, and no other bytes have the tag.
-    pub fn left(tag: [u8; 16], bytes: &[u8]) -> Vec<u64> {
+    pub fn remaining(tag: [u8; 16], bytes: &[u8]) -> Vec<u64> {
         let is_left = |sector: &[u8]| {
             Placeholder::ref_from_prefix(sector)
                 .is_ok_and(|(head, _)| head.magic.get() == PLACEHOLDER_MAGIC && head.tag == tag)
@@ -146,6 +146,6 @@ impl OverReadBuffer {
     /// Whether all of the first `len_bytes` are still placeholders.
     pub fn is_untouched(&mut self, len_bytes: usize) -> bool {
         let tag = self.tag;
-        Blocks::left(tag, &self.memory()[..len_bytes]).len() == len_bytes / SECTOR_BYTES
+        Blocks::remaining(tag, &self.memory()[..len_bytes]).len() == len_bytes / SECTOR_BYTES
     }
 }

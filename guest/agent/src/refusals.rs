@@ -6,11 +6,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use base::sync::lock;
 use guest_abi::Reason;
 use guest_abi::pipe::{MAX_REFUSALS, Refusal};
 use zerocopy::little_endian::{U16, U32};
 
-use crate::host::{Host, lock};
+use crate::host::Host;
 
 /// Pause between two messages: a program may repeat a refused request without end.
 pub const PAUSE: Duration = Duration::from_secs(1);
@@ -47,7 +48,7 @@ impl Refusals {
         let telling = refusals.clone();
         thread::Builder::new().name("refusals".into()).spawn(move || {
             while telling.wait() {
-                telling.tell(&host);
+                telling.report(&host);
                 telling.pause();
             }
         })?;
@@ -84,10 +85,10 @@ impl Refusals {
         drop(self.changed.wait_timeout_while(lock(&self.state), PAUSE, goes_on));
     }
 
-    fn tell(&self, host: &Host) {
+    fn report(&self, host: &Host) {
         let Ok(line) = host.line() else { return };
-        let taken: Vec<_> = Reason::ALL.iter().zip(&self.counts).filter_map(take).collect();
-        if !taken.is_empty() && !line.tell_refusals(&taken) {
+        let taken: Vec<_> = Reason::ALL.iter().zip(&self.counts).filter_map(take_count).collect();
+        if !taken.is_empty() && !line.report_refusals(&taken) {
             // Counted for the next stream. A daemon ignores half a message: nothing is counted
             // twice.
             for (reason, count) in Reason::ALL.iter().zip(&self.counts) {
@@ -98,7 +99,7 @@ impl Refusals {
     }
 }
 
-fn take((reason, count): (&Reason, &AtomicU32)) -> Option<Refusal> {
+fn take_count((reason, count): (&Reason, &AtomicU32)) -> Option<Refusal> {
     let count = count.swap(0, Ordering::Relaxed);
     let (reason, reserved) = (U16::new(*reason as u16), U16::ZERO);
     (count > 0).then_some(Refusal { reason, reserved, count: U32::new(count) })

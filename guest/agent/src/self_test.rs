@@ -73,7 +73,7 @@ pub fn write(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
 /// The memory has changed, or a step failed.
 pub fn read_over(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     let ((file, secret), tag) = (secret_file(device)?, random()?);
-    let direct = crate::file_source::open_again(&file, OFlags::DIRECT)?;
+    let direct = crate::reopen::reopen_to_read(&file, OFlags::DIRECT)?;
     announce(kind::PROBE_READ, (disk, tag, secret), line)?;
     let mut over = OverReadBuffer::new(tag, PROBE_BLOCK_BYTES);
     let read = over.read(&direct, 0, 0, PROBE_BLOCK_BYTES);

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use base::sync::lock;
 use guest_abi::Reason;
 use guest_abi::program::{MAGIC, Request, VERSION, flag, op};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,13 +27,15 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::AgentError;
 use crate::disks::Disks;
-use crate::host::{Dial, Host, lock};
+use crate::host::{Dial, Host};
 use crate::lease::Leases;
 use crate::line::Heartbeat;
+use crate::log::log;
 use crate::measure::{self, BreakEven};
-use crate::pipe::{self, PipeOutcome, Shared};
+use crate::outcome::PipeOutcome;
 use crate::refusals::Refusals;
-use crate::say::say;
+use crate::request;
+use crate::shared::Shared;
 use crate::sys;
 use crate::wake::Wake;
 
@@ -198,7 +201,7 @@ impl Server {
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
-                    say(format_args!("accept: {error}"));
+                    log(format_args!("accept a connection of a program: {error}"));
                     thread::sleep(ACCEPT_PAUSE);
                 }
             }
@@ -210,7 +213,7 @@ impl Server {
 
     /// Starts a thread for a connection, or refuses it.
     fn take(self: &Arc<Self>, program: OwnedFd) {
-        let Ok([_, user, _]) = sys::peer(program.as_fd()) else { return };
+        let Ok([_, user, _]) = sys::peer_credentials(program.as_fd()) else { return };
         let wake = Wake::new().ok().map(Arc::new);
         let program = Arc::new(program);
         let started = wake.filter(|wake| lock(&self.users).enter(user, wake)).is_some_and(|wake| {
@@ -261,17 +264,19 @@ impl Server {
             return;
         }
         let server = self.clone();
-        let measuring = move || match server.measured(device) {
+        let measuring = move || match server.try_measure(device) {
             Ok(kib) => server.break_even.set(generation, kib),
-            Err(error) => say(format_args!("from where on pipes pay is not known: {error}")),
+            Err(error) => {
+                log(format_args!("the break-even size of pipes could not be measured: {error}"))
+            }
         };
         if let Err(error) = thread::Builder::new().name("measure".into()).spawn(measuring) {
-            say(format_args!("from where on pipes pay is not known: {error}"));
+            log(format_args!("the break-even size of pipes could not be measured: {error}"));
         }
     }
 
     /// Measures over a connection like that of a program.
-    fn measured(self: &Arc<Self>, device: u64) -> std::io::Result<u32> {
+    fn try_measure(self: &Arc<Self>, device: u64) -> std::io::Result<u32> {
         let (program, own) = measure::connection()?;
         let wake = Arc::new(Wake::new()?);
         let server = self.clone();
@@ -313,7 +318,7 @@ impl Server {
         }
         match (request.op.get(), <[OwnedFd; 2]>::try_from(fds)) {
             (op::PIPE, Ok([source, sink])) => {
-                pipe::run(&self.shared, request, (source, sink), program.as_fd(), wake)
+                request::run(&self.shared, request, (source, sink), program.as_fd(), wake)
             }
             (op::QUERY, Err(fds)) if fds.is_empty() => {
                 PipeOutcome::nothing(self.shared.host.line().err().unwrap_or(Reason::Complete))

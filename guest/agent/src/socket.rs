@@ -33,17 +33,17 @@ const ESTABLISHED: u8 = 1;
 
 /// Role of a descriptor in a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
-    /// It is read.
+pub enum Role {
+    /// Bytes are read from it.
     Source,
-    /// It is written.
+    /// Bytes are written to it.
     Sink,
 }
 
 /// Checks that a program's descriptor is a TCP socket, also one with a protocol above it in the
 /// kernel.
 pub fn check_tcp(program: BorrowedFd<'_>) -> Result<(), Reason> {
-    match check(program, Use::Sink) {
+    match check(program, Role::Sink) {
         Err(Reason::Ulp) => Ok(()),
         other => other,
     }
@@ -51,9 +51,9 @@ pub fn check_tcp(program: BorrowedFd<'_>) -> Result<(), Reason> {
 
 /// Checks that a program's descriptor is a TCP socket that may have this role. Whether it is
 /// connected is checked later, with the rest of its state.
-pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
+pub fn check(program: BorrowedFd<'_>, role: Role) -> Result<(), Reason> {
     let mode = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
-    let refused = if to == Use::Sink { OFlags::RDONLY } else { OFlags::WRONLY };
+    let refused = if role == Role::Sink { OFlags::RDONLY } else { OFlags::WRONLY };
     if mode.contains(OFlags::PATH) || mode & OFlags::RWMODE == refused {
         return Err(Reason::NotPermitted);
     }
@@ -67,7 +67,7 @@ pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
     // user can make, a socket may have those of another program's connection: the pipe would move
     // that one's bytes.
     let own = own_network().ok_or(Reason::OtherNetwork)?;
-    if sys::network(program).ok() != Some(own) {
+    if sys::network_cookie(program).ok() != Some(own) {
         return Err(Reason::OtherNetwork);
     }
     // Other protocols with that number have no such options.
@@ -83,7 +83,7 @@ fn own_network() -> Option<u64> {
     }
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
-    let own = sys::network(socket.as_fd()).ok()?;
+    let own = sys::network_cookie(socket.as_fd()).ok()?;
     Some(*OWN.get_or_init(|| own))
 }
 

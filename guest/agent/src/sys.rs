@@ -69,7 +69,7 @@ pub fn xflags(file: BorrowedFd<'_>) -> io::Result<u32> {
 
 /// Process, user and group of the program that connected a Unix socket. Not by rustix: there the
 /// process is never 0, which it is for another PID namespace.
-pub fn peer(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
     let mut who = [0u32; 3];
     let mut len = size_of_val(&who) as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
@@ -89,7 +89,7 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// Cookie of a socket's network namespace: no two namespaces ever have the same. Not for Unix
 /// sockets.
-pub fn network(socket: BorrowedFd<'_>) -> io::Result<u64> {
+pub fn network_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut cookie = 0u64;
     let mut len = size_of_val(&cookie) as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, SO_NETNS_COOKIE);
@@ -124,12 +124,12 @@ pub fn take_lease(file: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Whether no process waits to break the lease.
-pub fn lease_holds(file: BorrowedFd<'_>) -> bool {
+pub fn is_lease_unbroken(file: BorrowedFd<'_>) -> bool {
     fcntl(file, libc::F_GETLEASE, 0).is_ok_and(|kind| kind == libc::F_RDLCK as libc::c_int)
 }
 
 /// Releases a lease.
-pub fn give_lease(file: BorrowedFd<'_>) -> io::Result<()> {
+pub fn release_lease(file: BorrowedFd<'_>) -> io::Result<()> {
     fcntl(file, libc::F_SETLEASE, libc::F_UNLCK as libc::c_int).map(|_| ())
 }
 
@@ -192,7 +192,7 @@ const MAX_PAGE_BYTES: u64 = 64 << 10;
 
 /// Parts of a range of a file that are in the page cache: pairs of beginning and end, in whole
 /// pages.
-pub fn cached(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u64, u64)>> {
+pub fn cached_ranges(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u64, u64)>> {
     let from = from / MAX_PAGE_BYTES * MAX_PAGE_BYTES;
     let len = (until - from) as usize;
     // SAFETY: it takes a number and touches no memory.
@@ -225,7 +225,7 @@ pub fn cached(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u6
 
 /// Gives this thread the file system access of another user and group. Returns false when that is
 /// not allowed. Bypasses the C library, which might change all threads.
-pub fn access_as(uid: u32, gid: u32) -> bool {
+pub fn set_file_user(uid: u32, gid: u32) -> bool {
     // No user has this number: the call only reads.
     const NONE: u32 = u32::MAX;
     // SAFETY: both calls take a number and touch no memory. They return what was before.
@@ -266,7 +266,7 @@ mod tests {
         use std::os::unix::fs::FileExt;
         let file = tempfile::tempfile_in(".").unwrap();
         file.set_len(1 << 20).unwrap();
-        let found = |from, until| cached(file.as_fd(), from, until).unwrap();
+        let found = |from, until| cached_ranges(file.as_fd(), from, until).unwrap();
         assert_eq!(found(0, 1 << 20), []);
         file.write_all_at(&[1; 10_000], 200_000).unwrap();
         let pages = [(196_608, 212_992)];

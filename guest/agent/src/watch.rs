@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::ends::Source;
 use crate::line::Call;
-use crate::pipe::Shared;
+use crate::shared::Shared;
 use crate::wake::Wake;
 
 /// Watch over one request.
@@ -25,9 +25,9 @@ pub struct Watch<'a> {
     /// Time at which the request ends at the latest.
     pub deadline: Option<Instant>,
     /// Time that the request outlives its program; none: it ends with it.
-    behind: Option<Duration>,
+    background_time: Option<Duration>,
     /// Time at which the program exited.
-    gone: Cell<Option<Instant>>,
+    program_exit: Cell<Option<Instant>>,
 }
 
 impl<'a> Watch<'a> {
@@ -38,46 +38,53 @@ impl<'a> Watch<'a> {
         wake: &'a Arc<Wake>,
         deadline: Option<Instant>,
     ) -> Self {
-        Self { shared, program, wake, deadline, behind: None, gone: Cell::new(None) }
+        Self {
+            shared,
+            program,
+            wake,
+            deadline,
+            background_time: None,
+            program_exit: Cell::new(None),
+        }
     }
 
     /// Makes it a watch over a background request: one that outlives its program by `time`, and has
     /// no other limit.
-    pub fn behind(mut self, time: Duration) -> Self {
-        (self.behind, self.deadline) = (Some(time), None);
+    pub fn in_background(mut self, time: Duration) -> Self {
+        (self.background_time, self.deadline) = (Some(time), None);
         self
     }
 
     /// Whether the program has exited.
-    pub fn is_alone(&self) -> bool {
-        self.gone.get().is_some()
+    pub fn has_program_exited(&self) -> bool {
+        self.program_exit.get().is_some()
     }
 
     /// Restarts the time without a program: the peer has taken bytes.
-    pub fn renew(&self) {
-        if self.is_alone() {
-            self.gone.set(Some(Instant::now()));
+    pub fn restart_time(&self) {
+        if self.has_program_exited() {
+            self.program_exit.set(Some(Instant::now()));
         }
     }
 
     /// Whether the program has exited, and the time after that is over.
-    pub fn is_given_up(&self) -> bool {
-        let patience = self.behind.unwrap_or_default();
-        self.gone.get().is_some_and(|gone| gone.elapsed() >= patience)
+    pub fn is_time_over(&self) -> bool {
+        let patience = self.background_time.unwrap_or_default();
+        self.program_exit.get().is_some_and(|exit| exit.elapsed() >= patience)
     }
 
     /// Whether the request is to be cancelled.
-    pub fn is_unwanted(&self) -> bool {
-        self.is_given_up() || self.shared.stopping.load(Ordering::Acquire)
+    pub fn is_cancelled(&self) -> bool {
+        self.is_time_over() || self.shared.stopping.load(Ordering::Acquire)
     }
 
     /// Reason for which the pipe is to end, if there is one.
     pub fn end_reason(&self, source: &Source) -> Option<Reason> {
-        if self.is_unwanted() {
+        if self.is_cancelled() {
             return Some(Reason::Cancelled);
         }
-        let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        source.end_reason().or(late.then_some(Reason::TimedOut))
+        let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        source.end_reason().or(is_late.then_some(Reason::TimedOut))
     }
 
     /// Sleeps until an event, or for `at_most`. Without `interested`, ignores the program and the
@@ -100,7 +107,7 @@ impl<'a> Watch<'a> {
         at_most: Option<Duration>,
     ) {
         // A program that has exited sends no more events.
-        let listens = interested && self.gone.get().is_none();
+        let listens = interested && self.program_exit.get().is_none();
         let mut fds = Vec::with_capacity(3);
         fds.push(PollFd::new(self.wake, PollFlags::IN));
         if listens {
@@ -111,8 +118,8 @@ impl<'a> Watch<'a> {
         let left = left.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         // One millisecond more, so that it does not wake before the time.
         let left = left.map(|left| left + Duration::from_millis(1));
-        let alone = self.gone.get().zip(self.behind).filter(|_| interested);
-        let alone = alone.map(|(gone, patience)| patience.saturating_sub(gone.elapsed()));
+        let alone = self.program_exit.get().zip(self.background_time).filter(|_| interested);
+        let alone = alone.map(|(exit, patience)| patience.saturating_sub(exit.elapsed()));
         let time = [left, at_most, alone].into_iter().flatten().min();
         // The caller's loop covers an interrupted poll.
         let _ = poll(&mut fds, time.and_then(|time| Timespec::try_from(time).ok()).as_ref());
@@ -121,7 +128,7 @@ impl<'a> Watch<'a> {
         }
         let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         if listens && fds[1].revents().intersects(hung_up) {
-            self.gone.set(Some(Instant::now()));
+            self.program_exit.set(Some(Instant::now()));
         }
     }
 }

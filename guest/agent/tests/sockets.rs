@@ -321,7 +321,7 @@ fn a_lost_daemon_is_told_as_what_it_is() {
 #[test]
 fn a_daemon_that_says_nothing_is_lost() {
     // Long enough for a machine that has something else to do.
-    let heartbeat = Heartbeat { every: Duration::from_millis(100), misses: 20 };
+    let heartbeat = Heartbeat { period: Duration::from_millis(100), misses: 20 };
     let mut rig = Rig::with(heartbeat);
     let asked = rig.pipe(10_000, 0);
     rig.daemon.begun(asked.id, 1000);

@@ -42,11 +42,11 @@ pub(crate) fn greeted(streams: &mpsc::Sender<UnixStream>) -> UnixStream {
         max_pipes: U32::new(4),
         max_len_bytes: U64::new(1 << 30),
     };
-    say(&mut ours, kind::WELCOME, 0, welcome.as_bytes());
+    send(&mut ours, kind::WELCOME, 0, welcome.as_bytes());
     ours
 }
 
-fn say(stream: &mut UnixStream, kind: u16, id: u64, body: &[u8]) {
+fn send(stream: &mut UnixStream, kind: u16, id: u64, body: &[u8]) {
     let header = Header::new(kind, id, body.len());
     stream.write_all(&[header.as_bytes(), body].concat()).unwrap();
 }
@@ -100,11 +100,11 @@ fn messages_find_their_calls_in_their_order() {
         header.id.get()
     });
     let longest = vec![7; MAX_TAKE_BYTES];
-    say(&mut daemon, kind::BEGUN, ids[1], &11_u64.to_le_bytes());
-    say(&mut daemon, kind::TAKE, ids[0], &taking(5, take::BYTES, &longest));
-    say(&mut daemon, kind::TAKE, ids[1], &taking(6, take::PLACES, &[]));
-    say(&mut daemon, kind::DONE, ids[1], done(12).as_bytes());
-    say(&mut daemon, kind::DONE, ids[0], done(10).as_bytes());
+    send(&mut daemon, kind::BEGUN, ids[1], &11_u64.to_le_bytes());
+    send(&mut daemon, kind::TAKE, ids[0], &taking(5, take::BYTES, &longest));
+    send(&mut daemon, kind::TAKE, ids[1], &taking(6, take::PLACES, &[]));
+    send(&mut daemon, kind::DONE, ids[1], done(12).as_bytes());
+    send(&mut daemon, kind::DONE, ids[0], done(10).as_bytes());
     let bytes = Some(longest);
     let len_bytes = MAX_TAKE_BYTES as u32;
     assert_eq!(event(&calls[0]), Event::Write(WriteRequest { at: 5, len_bytes, bytes }));
@@ -177,7 +177,7 @@ fn probes_have_one_answer() {
     let (mut daemon, line, _host) = pair(Heartbeat::default());
     let wake = Arc::new(Wake::new().unwrap());
     let call = line.call(kind::PROBE, kind::PROBED, &[], &wake).unwrap();
-    say(&mut daemon, kind::BEGUN, 1, &[0; 8]);
+    send(&mut daemon, kind::BEGUN, 1, &[0; 8]);
     assert_eq!(event(&call), Event::Lost);
 }
 
@@ -189,7 +189,7 @@ fn more_than_a_pipe_can_hear_ends_the_stream() {
         let call = line.call(kind::PIPE, kind::DONE, &[], &wake).unwrap();
         let how = if bytes.is_empty() { take::PLACES } else { take::BYTES };
         for at in 0..fits as u64 {
-            say(&mut daemon, kind::TAKE, 1, &taking(at, how, &bytes));
+            send(&mut daemon, kind::TAKE, 1, &taking(at, how, &bytes));
         }
         // Receiving makes room.
         let mut want = (0..).map(|at| {
@@ -200,7 +200,7 @@ fn more_than_a_pipe_can_hear_ends_the_stream() {
             })
         });
         assert_eq!(event(&call), want.next().unwrap());
-        say(&mut daemon, kind::TAKE, 1, &taking(fits as u64, how, &bytes));
+        send(&mut daemon, kind::TAKE, 1, &taking(fits as u64, how, &bytes));
         // One message too many.
         let _ = daemon.write_all(
             &[Header::new(kind::TAKE, 1, 16 + bytes.len()).as_bytes(), &taking(99, how, &bytes)]
@@ -232,7 +232,7 @@ fn beat_in_turns_until(line: &Line, is_over: impl Fn() -> bool) {
     }
 }
 
-const FAST: Heartbeat = Heartbeat { every: Duration::from_millis(2), misses: 5 };
+const FAST: Heartbeat = Heartbeat { period: Duration::from_millis(2), misses: 5 };
 
 #[test]
 fn a_silent_daemon_is_asked_and_given_up() {
@@ -257,9 +257,9 @@ fn a_daemon_that_answers_is_not_given_up() {
         for _ in 0..20 {
             let ping: Header = read(&mut daemon);
             assert_eq!(ping.kind.get(), kind::PING);
-            say(&mut daemon, kind::PONG, ping.id.get(), &[]);
+            send(&mut daemon, kind::PONG, ping.id.get(), &[]);
         }
-        say(&mut daemon, kind::DONE, pipe.id.get(), done(1).as_bytes());
+        send(&mut daemon, kind::DONE, pipe.id.get(), done(1).as_bytes());
         daemon
     });
     beat_in_turns_until(&line, || call.has_next());
@@ -268,6 +268,6 @@ fn a_daemon_that_answers_is_not_given_up() {
     let mut daemon = answering.join().unwrap();
     daemon.set_nonblocking(true).unwrap();
     while daemon.read(&mut [0; 64]).is_ok() {}
-    thread::sleep(10 * FAST.every);
+    thread::sleep(10 * FAST.period);
     assert!(daemon.read(&mut [0; 1]).is_err());
 }

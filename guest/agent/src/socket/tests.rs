@@ -21,7 +21,7 @@ fn the_end_tells_what_the_connection_has_done() {
         client.read_exact(&mut [0; 5]).unwrap();
         client.write_all(b"hi").unwrap();
         server.read_exact(&mut [0; 2]).unwrap();
-        check(server.as_fd(), Use::Sink).unwrap();
+        check(server.as_fd(), Role::Sink).unwrap();
         let (sink, end) = SocketSink::new(server.try_clone().unwrap().into(), UNSENT_TIME).unwrap();
         assert_eq!(end.family, family, "{address}");
         assert_eq!((end.sent_bytes.get(), end.received_bytes.get()), (5, 2));
@@ -62,7 +62,7 @@ fn a_source_tells_what_is_unread() {
     let (mut server, mut client) = pair("127.0.0.1:0", "127.0.0.1");
     client.write_all(b"hello").unwrap();
     server.read_exact(&mut [0; 2]).unwrap();
-    check(server.as_fd(), Use::Source).unwrap();
+    check(server.as_fd(), Role::Source).unwrap();
     let (source, end) = SocketSource::new(server.try_clone().unwrap().into()).unwrap();
     assert_eq!((end.received_bytes.get(), end.unread_bytes.get()), (5, 3));
     assert_eq!(end.remote_port.get(), client.local_addr().unwrap().port());
@@ -127,7 +127,7 @@ fn other_sockets_and_states_are_refused_with_their_reasons() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     assert_eq!(sink(&listener).unwrap_err(), Reason::NotEstablished);
     assert_eq!(source(&listener).unwrap_err(), Reason::NotEstablished);
-    for to in [Use::Source, Use::Sink] {
+    for to in [Role::Source, Role::Sink] {
         check(listener.as_fd(), to).unwrap();
         let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(check(udp.as_fd(), to), Err(Reason::NotTcp));
@@ -150,9 +150,9 @@ fn other_sockets_and_states_are_refused_with_their_reasons() {
         }
     }
     let file = std::fs::File::open("/proc/self/stat").unwrap();
-    assert_eq!(check(file.as_fd(), Use::Sink), Err(Reason::NotPermitted));
+    assert_eq!(check(file.as_fd(), Role::Sink), Err(Reason::NotPermitted));
     let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
-    assert_eq!(check(file.as_fd(), Use::Source), Err(Reason::NotPermitted));
+    assert_eq!(check(file.as_fd(), Role::Source), Err(Reason::NotPermitted));
 }
 
 /// A user makes a network of his own and, in it, a connection with the addresses and ports of
@@ -161,7 +161,7 @@ fn other_sockets_and_states_are_refused_with_their_reasons() {
 #[allow(non_snake_case)]
 fn abuse_R10_a_connection_of_another_network_is_not_the_one_of_its_name() {
     let (server, client) = pair("127.0.0.1:0", "127.0.0.1");
-    check(server.as_fd(), Use::Sink).unwrap();
+    check(server.as_fd(), Role::Sink).unwrap();
     let (local, remote) = (server.local_addr().unwrap(), client.local_addr().unwrap());
     let made = std::thread::spawn(move || {
         // SAFETY: only this thread's network namespace is left, and no other thread counts on that.
@@ -177,7 +177,7 @@ fn abuse_R10_a_connection_of_another_network_is_not_the_one_of_its_name() {
     });
     let (forged, _client) = made.join().unwrap();
     assert_eq!((forged.local_addr().unwrap(), forged.peer_addr().unwrap()), (local, remote));
-    for to in [Use::Source, Use::Sink] {
+    for to in [Role::Source, Role::Sink] {
         assert_eq!(check(forged.as_fd(), to), Err(Reason::OtherNetwork));
     }
     assert_eq!(check_tcp(forged.as_fd()), Err(Reason::OtherNetwork));
