@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Bytes that grow. Not std::string: what is about to be read or packed is not zeroed first, and batches of a
- * megabyte are handed on without a copy. */
+/* Growing buffer of bytes. Not std::string: bytes that are about to be read or packed are not
+ * zeroed first, and batches of a megabyte are handed on without a copy. */
 #ifndef MILLRACE_BYTES_H
 #define MILLRACE_BYTES_H
 
@@ -38,7 +38,7 @@ public:
     size_t size() const { return size_; }
     bool empty() const { return size_ == 0; }
     void clear() { size_ = 0; }
-    /* Memory of a huge row or batch is not kept for the small ones that follow. */
+    /* Clears, and frees the memory of a huge row or batch, which small ones do not need. */
     void clear_and_trim(size_t most)
     {
         size_ = 0;
@@ -61,7 +61,7 @@ public:
         data_ = static_cast<uint8_t *>(moved);
         capacity_ = want < 256 ? 256 : want;
     }
-    /* So many more bytes, whatever is in them. */
+    /* Appends this many bytes of any content. */
     uint8_t *grow(size_t more)
     {
         reserve(more);

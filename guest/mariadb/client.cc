@@ -15,7 +15,7 @@ namespace millrace {
 
 namespace {
 
-constexpr int SLICE_MS = 100;         /* how soon a killed statement is noticed */
+constexpr int SLICE_MS = 100;         /* time to notice a killed statement */
 constexpr int HELLO_MS = 10000;       /* longest wait for a welcome, and for a socket to take a byte */
 constexpr int64_t SILENCE_MS = 10000; /* then a ping; as long again, and the connection counts as broken */
 constexpr int MOST_CONNECTIONS = 20;  /* with pongs and without a reply */
@@ -115,7 +115,8 @@ Client::Step Client::write_frame(uint16_t kind, uint16_t flags, uint64_t seq, co
     return Step::GOT;
 }
 
-/* By a ring another program may have done it: the next connection does without. */
+/* Handles damaged bytes. Of a ring, another program may be the cause: the next connection does
+ * without. */
 Client::Step Client::damaged(const char *what)
 {
     note(what, 0);
@@ -123,7 +124,7 @@ Client::Step Client::damaged(const char *what)
     return Step::BROKEN;
 }
 
-/* Until so many bytes are in in_. */
+/* Reads until in_ has this many bytes. */
 Client::Step Client::read_bytes(size_t want, int timeout_ms)
 {
     while (in_.size() < want) {
@@ -219,13 +220,13 @@ Client::Step Client::say_hello(const Killed &killed)
     }
     max_in_flight_ = welcome.max_in_flight;
     max_body_bytes_ = welcome.max_body_bytes < MAX_BODY_BYTES ? welcome.max_body_bytes : MAX_BODY_BYTES;
-    /* Another life of the host: whatever was wrong with its memory. */
+    /* Another instance of the host: faults of the memory before do not count. */
     does_without_ring_ &= instance_ == welcome.instance;
     instance_ = welcome.instance;
     return Step::GOT;
 }
 
-/* Goes on by memory that both share, where there is some and the host agrees; else by the socket. */
+/* Moves to shared memory, where there is some and the host agrees; else stays with the socket. */
 Client::Step Client::ask_for_ring(const Killed &killed)
 {
     std::shared_ptr<Region> region;
@@ -236,7 +237,7 @@ Client::Step Client::ask_for_ring(const Killed &killed)
     RingWanted wanted;
     region->copy_id(wanted.id);
     Step step = write_frame(kind::RING, 0, 0, reinterpret_cast<uint8_t *>(&wanted), sizeof(wanted));
-    /* Replies to requests under way may come first: they are for whoever waits for them. */
+    /* Replies to requests in flight may come first: they are kept for their callers. */
     std::deque<Early> early;
     for (;;) {
         step = step == Step::GOT ? read_answer(killed) : step;
@@ -318,7 +319,7 @@ Call Client::ensure_connected(const Killed &killed)
         Step step = connect_once(killed);
         if (step == Step::GOT)
             break;
-        /* A session that is new, or has nothing under way, hears of it soon. */
+        /* A session that is new, or has no request in flight, learns of the failure soon. */
         int64_t most = was_connected_ && !under_way_.empty() ? patience_ms_ : 2000;
         if (killed())
             return give_up(Call::KILLED);
@@ -347,7 +348,7 @@ Call Client::await_room(const Killed &killed)
 Call Client::send(Bytes &&body, uint16_t flags, bool is_wanted, const Killed &killed)
 {
     failure_code_ = 0;
-    broken_ms_ = 0; /* whatever happened while nobody waited */
+    broken_ms_ = 0; /* breaks without a waiting caller do not count */
     connections_ = 0;
     if (is_broken_)
         restart();
@@ -359,7 +360,7 @@ Call Client::send(Bytes &&body, uint16_t flags, bool is_wanted, const Killed &ki
     under_way_.push_back(Request{++last_seq_, flags, is_wanted, std::move(body)});
     Request &request = under_way_.back();
     counters.requests++;
-    /* A connection that breaks now is made again by whoever waits for a reply. */
+    /* If the connection breaks now, the next caller that waits for a reply makes it again. */
     if (write_frame(kind::REQUEST, flags, request.seq, request.body.data(), request.body.size()) != Step::GOT)
         disconnect();
     return Call::DONE;
@@ -440,8 +441,8 @@ Client::Step Client::got_frame(uint64_t wanted, Bytes *reply, bool *is_there)
     }
 }
 
-/* Until the reply of `seq` is there. A killed statement asks the host to cancel, once, and then waits for the
- * reply like any other: only it says what was done. */
+/* Waits for the reply of `seq`. A killed statement asks the host to cancel, once, and then waits
+ * for the reply like any other: only the reply says what was executed. */
 Call Client::await(uint64_t seq, const Killed &killed, Bytes *reply)
 {
     bool is_there = false, is_cancelled = false;

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* A client of a module: its connection, the requests under way, and what happens when the connection breaks.
+/* Client of a module: its connection, the requests in flight, and the repair of a broken
+ * connection.
  *
- * Theory of operation. A client belongs to one thread at a time and has none of its own: it sends, then polls
- * until the reply is there. Each request stays here until its reply has come. When the connection breaks, the
- * client connects again with the same id and sends all of them again; the host executes none twice. After
- * `patience_ms` without a sign of life it gives up: the caller learns that the host cannot be reached, and
- * that what it asked for may have been done or not. A host that is silent for long is pinged, and a missing pong
- * is a broken connection, too.
+ * Theory of operation. A client belongs to one thread at a time and has none of its own: it
+ * sends, then polls until the reply is there. Each request stays here until its reply has come.
+ * When the connection breaks, the client connects again with the same id and sends all of them
+ * again; the host executes none twice. After `patience_ms` without a sign of life it gives up:
+ * the caller learns that the host cannot be reached, and that the request may have been executed
+ * or not. A host that is silent for long is pinged, and a missing pong is a broken connection,
+ * too.
  *
- * Signs of life are replies and pongs, and not that a connection was had: a request that ends each connection
- * is not sent for ever. One that lets pongs through first is sent on MOST_CONNECTIONS of them.
+ * Signs of life are replies and pongs, and not a connection alone: a request that ends each
+ * connection is not sent for ever. One that lets pongs through first is sent on MOST_CONNECTIONS
+ * of them.
  *
- * Limits: Welcome::max_in_flight requests under way (post() waits then), and MAX_BODY_BYTES each. */
+ * Limits: Welcome::max_in_flight requests in flight (post() waits then), and MAX_BODY_BYTES
+ * each. */
 #ifndef MILLRACE_CLIENT_H
 #define MILLRACE_CLIENT_H
 
@@ -26,24 +30,24 @@
 namespace millrace {
 
 enum class Call {
-    DONE,        /* the reply is there */
-    KILLED,      /* somebody ended the statement, and the host could not be reached to say so */
-    UNREACHABLE, /* no connection; it may have been done or not */
+    DONE,        /* the reply has come */
+    KILLED,      /* the statement was killed, and the host could not be reached to cancel it */
+    UNREACHABLE, /* no connection; it may have been executed or not */
     FAILED,      /* the host, not the module, refused it */
 };
 
-/* Whether the caller's statement was killed. */
+/* Predicate: the caller's statement was killed. */
 struct Killed {
     bool (*is_killed)(void *) = nullptr;
     void *argument = nullptr;
     bool operator()() const { return is_killed && is_killed(argument); }
 };
 
-/* How the host is reached. */
+/* Settings to reach the host. */
 struct Way {
     std::string address;
-    std::string ring = "off"; /* memory that is shared with it: "auto", "off" or a file */
-    unsigned spin_us = 0;     /* how long that is looked at before the thread sleeps */
+    std::string ring = "off"; /* memory shared with it: "auto", "off" or a file */
+    unsigned spin_us = 0;     /* time that it is polled before the thread sleeps */
 };
 
 class Client {
@@ -55,19 +59,19 @@ public:
 
     /* Sends and waits for the reply. */
     Call call(Bytes &&body, uint16_t flags, const Killed &killed, Bytes *reply);
-    /* Sends; nobody waits for the reply, or wants to know what it says. */
+    /* Sends a request whose reply is dropped. */
     Call post(Bytes &&body, uint16_t flags, const Killed &killed);
-    /* What went wrong, of the last call that was not DONE. */
+    /* Text of the error, of the last call that was not DONE. */
     const std::string &error() const { return error_; }
     uint32_t failure_code() const { return failure_code_; }
-    /* A body that was sent and is not needed any more, for its memory. */
+    /* Takes a sent body that is not needed any more, for its memory. */
     Bytes take_spare() { return std::move(spare_); }
-    /* The body of the last call, kept until the next one: to say what was wrong with it. */
+    /* Body of the last call, kept until the next one for error messages. */
     const Bytes &last_body() const { return last_body_; }
 
-    /* Ends for good: the host forgets the client at once. It begins anew with another id. */
+    /* Ends the client for good: the host forgets it at once. It begins anew with another id. */
     void restart();
-    /* May wait in the pool: connected, and all replies have come or are sure to come. */
+    /* Whether it may wait in the pool: connected, and all replies have come or are sure to come. */
     bool is_idle() const { return stream_.is_open() && !is_broken_; }
     const std::string &address() const { return address_; }
     const std::string &ring() const { return ring_; }
@@ -76,7 +80,8 @@ public:
     uint32_t max_in_flight() const { return max_in_flight_; }
     uint32_t max_body_bytes() const { return max_body_bytes_; }
     uint64_t next_tx() { return ++last_tx_; }
-    /* Which store it is connected to; 0: none yet. Another one may speak another version. */
+    /* Instance of the store that it is connected to; 0: none yet. Another one may speak another
+     * version. */
     uint64_t instance() const { return instance_; }
 
 private:
@@ -86,7 +91,7 @@ private:
         bool is_wanted;
         Bytes body;
     };
-    /* A frame that came before its turn. */
+    /* Frame that came before it was wanted. */
     struct Early {
         Frame frame;
         Bytes body;
@@ -109,7 +114,7 @@ private:
     Step read_answer(const Killed &killed);
     Step resend();
     Step write_frame(uint16_t kind, uint16_t flags, uint64_t seq, const uint8_t *body, size_t bytes);
-    /* One frame, if it is complete or comes in time; its body in body_. */
+    /* Reads one frame, if it is complete or comes in time; its body into body_. */
     Step read_frame(int timeout_ms);
     Step read_bytes(size_t want, int timeout_ms);
     Step got_frame(uint64_t wanted, Bytes *reply, bool *is_there);
@@ -132,16 +137,16 @@ private:
     uint64_t last_tx_ = 0;
     Stream stream_;
     bool is_broken_ = false; /* the state is unknown: to be restarted */
-    bool does_without_ring_ = false; /* what came by one was damaged */
+    bool does_without_ring_ = false; /* bytes of one were damaged */
     bool was_connected_ = false;
     bool is_ping_sent_ = false;
     int64_t heard_ms_ = 0;
-    int64_t broken_ms_ = 0; /* when a connection broke that no sign of life has followed; 0: all is well */
-    int connections_ = 0;   /* since a reply came, or the caller began to wait */
+    int64_t broken_ms_ = 0; /* when a connection broke, without a sign of life since; 0: none */
+    int connections_ = 0;   /* since the last reply, or the start of the wait */
     std::deque<Request> under_way_;
     std::deque<Early> early_;
     Frame frame_;
-    Bytes in_; /* what was received of the next frame */
+    Bytes in_; /* bytes of the next frame */
     Bytes body_;
     Bytes spare_;
     Bytes last_body_;
@@ -149,7 +154,7 @@ private:
     uint32_t failure_code_ = 0;
 };
 
-/* The pool: clients with a connection and no transaction, for sessions that come. */
+/* Pool of clients with a connection and no transaction, for new sessions. */
 Client *take_client(const Way &way, uint32_t patience_ms);
 void give_client(Client *client, size_t keep_most);
 void drop_pool();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Batches of ops to the module `table`, and its replies.
  *
- * A batch is written straight into the body of its frame. A reply is looked at where it lies: views point
- * into it, and each length in it is checked against what is there before it is used, so a bad reply is an
- * error and never a wild read. */
+ * A batch is written straight into the body of its frame. A reply is read in place: views point
+ * into it, and each length in it is checked against the bytes that are there before it is used,
+ * so a bad reply is an error and never a wild read. */
 #ifndef MILLRACE_CODEC_H
 #define MILLRACE_CODEC_H
 
@@ -41,23 +41,23 @@ public:
     uint32_t ops() const { return ops_; }
     size_t bytes() const { return body_.size(); }
     bool empty() const { return ops_ == 0; }
-    /* Whether another op of so many bytes fits in a frame. */
+    /* Whether another op of this many bytes fits in a frame. */
     bool has_room(size_t key_and_value_bytes) const
     {
         return ops_ < MAX_OPS - 16 && body_.size() + key_and_value_bytes + 4096 <= MAX_BODY_BYTES;
     }
-    /* Forgets the ops after a moment. */
+    /* Drops the ops behind a mark. */
     void cut(uint32_t ops, size_t bytes)
     {
         ops_ = ops;
         body_.shrink_to(bytes);
     }
-    /* The body, complete. The batch is empty then. */
+    /* Takes the complete body and empties the batch. */
     Bytes take(uint64_t tx, uint16_t flags, uint32_t wait_ms);
-    /* A body's memory for the next one. */
+    /* Reuses a body's memory for the next one. */
     void recycle(Bytes &&body);
 
-    /* Op number `op` of a body; false: there is none. */
+    /* Finds op number `number` of a body; false: there is none. */
     static bool find(const Bytes &body, uint32_t number, Op *op);
 
 private:
@@ -81,7 +81,7 @@ public:
     bool next(Row *row);
     bool is_bad() const { return is_bad_; }
     uint32_t left() const { return left_; }
-    /* What stands behind the last row, once that was read. */
+    /* Bytes behind the last row, once that was read. */
     Slice rest() const { return Slice(at_, static_cast<size_t>(end_ - at_)); }
 
 private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Conditions as filters: what is kept of them. condition_terms.cc: what becomes of it. */
+/* Conditions as filters: the parts that are kept. condition_terms.cc: the terms made of them. */
 #include "condition.h"
 
 #include "item_cmpfunc.h"
@@ -7,7 +7,7 @@
 
 namespace millrace {
 
-/* What is said while a constant is looked at is said again when the server compares with it. */
+/* Drops warnings while a constant is read: the server's own comparison gives them again. */
 class Quiet : public Internal_error_handler {
 public:
     explicit Quiet(THD *thd) : thd_(thd) { thd->push_internal_handler(this); }
@@ -24,7 +24,7 @@ private:
     THD *thd_;
 };
 
-/* How BETWEEN compares is its own affair; a class of its kind may look. */
+/* Opens BETWEEN: its way of comparing is protected, and a derived class may read it. */
 struct Between : public Item_func_between {
     static const Type_handler *compared_as(Item_func_between *item)
     {
@@ -32,7 +32,7 @@ struct Between : public Item_func_between {
     }
 };
 
-/* The table's own column, stored in its rows as it is; nullptr: it is something else. */
+/* Column of this table, stored in its rows as it is; nullptr: it is something else. */
 static Field *column_of(const TABLE *table, Item *item)
 {
     if (item->type() != Item::FIELD_ITEM)
@@ -41,7 +41,7 @@ static Field *column_of(const TABLE *table, Item *item)
     return field && field->table == table && !field->vcol_info ? field : nullptr;
 }
 
-/* Whether it has one value from now to the end of the statement, and that is cheap to have. */
+/* Whether it has one value from now to the end of the statement, cheap to compute. */
 static bool is_constant(Item *item)
 {
     if (!item->const_item() || item->with_field() || item->with_subquery() || item->is_expensive())
@@ -88,7 +88,7 @@ static bool stores_int(THD *thd, Field *field, Item *constant)
     return field->val_int() == value;
 }
 
-/* Whole numbers of 32 bits are exact as doubles, and further apart than what the server takes for equal. */
+/* Whole numbers of 32 bits are exact as doubles, and further apart than the server's tolerance. */
 static bool stores_real(THD *thd, Field *field, Item *constant)
 {
     double value = constant->val_real();
@@ -135,7 +135,8 @@ static bool stores_time(THD *thd, Field *field, Item *constant)
     return field->val_time_packed(thd) == value;
 }
 
-/* Whether the column, compared as such a type, can be compared by its bytes; then the constant is in it. */
+/* Whether the column, compared as such a type, can be compared by its bytes; stores the constant
+ * in it then. */
 static bool stores(THD *thd, Field *field, const Type_handler *compared_as, Item *constant)
 {
     bool is_time = compared_as->cmp_type() == TIME_RESULT && compared_as->field_type() != MYSQL_TYPE_TIMESTAMP;
@@ -220,7 +221,7 @@ void Condition::keep(THD *thd, Field *field, uint8_t test, const Type_handler *c
 
 /* --- strings --- */
 
-/* Collations that find equal what has the same bytes, but for spaces at the end. */
+/* Whether a collation finds equal only equal bytes, but for spaces at the end. */
 static bool is_bytewise(CHARSET_INFO *cs)
 {
     if (cs == &my_charset_bin)
@@ -233,7 +234,7 @@ static bool is_bytewise(CHARSET_INFO *cs)
     return false;
 }
 
-/* The constant's characters, if their bytes are those of the column's character set. */
+/* Characters of the constant, if their bytes are those of the column's character set. */
 static String *text_of(Item *constant, CHARSET_INFO *cs, String *buffer)
 {
     if (!constant->this_item()->basic_const_item() || constant->result_type() != STRING_RESULT)
@@ -261,7 +262,8 @@ static bool is_char(const Field *field)
     return field->real_type() == MYSQL_TYPE_STRING && field->type_handler() == &type_handler_string;
 }
 
-/* Whether equality was kept, or need not be: the column is of this kind. */
+/* Keeps a comparison of text. Returns whether it was kept, or need not be, as the column is of
+ * this kind. */
 bool Condition::keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant)
 {
     if (!is_varchar(field) && !is_char(field))
@@ -288,7 +290,7 @@ bool Condition::keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *co
     return true;
 }
 
-/* The one of an ENUM's values that the constant is equal to. */
+/* Keeps equality with the one value of an ENUM that equals the constant. */
 bool Condition::keep_enum(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant)
 {
     if (field->real_type() != MYSQL_TYPE_ENUM || cs != field->charset() ||
@@ -316,7 +318,7 @@ bool Condition::keep_enum(Field *field, uint8_t test, CHARSET_INFO *cs, Item *co
     return true;
 }
 
-/* LIKE 'beginning%': compared byte by byte, without padding. */
+/* Keeps LIKE 'beginning%': compared byte by byte, without padding. */
 void Condition::take_like(THD *thd, TABLE *table, Item_func *function)
 {
     Item_func_like *like = static_cast<Item_func_like *>(function);
@@ -374,7 +376,7 @@ void Condition::take_between(THD *thd, TABLE *table, Item_func *function, uchar 
     keep(thd, field, test::AT_MOST, compared_as, nullptr, arguments[2], scratch);
 }
 
-/* Of a column that cannot be NULL the server means something else, in some types. */
+/* For a column that cannot be NULL, IS NULL has another meaning in some types. */
 void Condition::take_null_test(TABLE *table, Item_func *function, uint8_t test)
 {
     Field *field = column_of(table, function->arguments()[0]);
@@ -423,8 +425,9 @@ void Condition::take_all(THD *thd, TABLE *table, Item *item, uchar *scratch)
     }
 }
 
-/* Whether it matters for how many rows the condition is evaluated: RAND(), functions that are not
- * deterministic, user variables. What is not fixed was left out of the statement, and cannot be asked. */
+/* Whether the number of rows matters for which the condition is evaluated: RAND(), functions
+ * that are not deterministic, user variables. An item that is not fixed was left out of the
+ * statement, and cannot be asked. */
 static bool has_effects(THD *thd, const Item *condition)
 {
     for (SELECT_LEX *select = thd->lex->all_selects_list; select; select = select->next_select_in_list())

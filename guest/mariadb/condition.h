@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* The server's condition of a table, as far as the host can check it.
  *
- * Theory of operation. Of a condition those parts are kept that stand in its outermost AND and compare a column
- * with a constant: each of them is true for every row that the statement wants of the table. The constant is
- * stored in a record as the column would hold it, and read back the way the server's comparison reads the
- * column: only where both give the same value, in the type that is compared in, is the part kept.
+ * Theory of operation. Of a condition, those parts are kept that stand in its outermost AND and
+ * compare a column with a constant: each of them is true for every row that the statement wants
+ * of the table. The constant is stored in a record as the column would hold it, and read back as
+ * the server's comparison reads the column: the part is kept only where both give the same
+ * value, in the type of the comparison.
  *
- * A filter is made of them for each way to read. In keys all values are in order. In rows a column has a place
- * if all columns in front of it have one size; a column that may be NULL takes no room when it is, so what the
- * condition says of NULLs counts, too. Little-endian numbers are in order byte by byte only.
+ * A filter is made of them for each way to read. In keys all values are in order. In rows a
+ * column has a fixed place if all columns in front of it have one size; a NULL column takes no
+ * room, so the condition's parts about NULLs count, too. Little-endian numbers are in order byte
+ * by byte only.
  *
- * What is kept are bytes: neither the condition nor its constants are needed any more. */
+ * Only bytes are kept: neither the condition nor its constants are needed any more. */
 #ifndef MILLRACE_CONDITION_H
 #define MILLRACE_CONDITION_H
 
@@ -29,14 +31,15 @@ class Condition {
 public:
     void clear() { parts_.clear(); }
     bool empty() const { return parts_.empty(); }
-    /* Takes what it can from a condition of the table. `scratch`: a record to store constants in. */
+    /* Keeps all possible parts of a condition of the table. `scratch`: a record to store
+     * constants in. */
     void take(THD *thd, TABLE *table, const Item *condition, uchar *scratch);
 
-    /* Adds what can be said of an index's keys: of those that all begin with the same `known_bytes`, and of the
-     * columns from `first_part` on. Parts that are said completely are marked. */
+    /* Adds terms for an index's keys: for those that all begin with the same `known_bytes`, and
+     * for the columns from `first_part` on. Marks parts that the terms cover completely. */
     void add_key_terms(const KeyCodec &key, uchar *scratch, size_t known_bytes, uint first_part,
                        Filter *filter);
-    /* Adds what can be said of rows and is not yet marked. */
+    /* Adds terms for rows, of the parts that are not marked. */
     void add_row_terms(const TABLE *table, const RowCodec &rows, Filter *filter) const;
     void forget_marks();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What was kept of a condition, as terms about the bytes of keys and rows. */
+/* Kept parts of a condition, as terms about the bytes of keys and rows. */
 #include "condition.h"
 
 namespace millrace {
@@ -38,7 +38,7 @@ static size_t packed_bytes(Field *field)
     return end == to + size && memcmp(from, to, size) == 0 ? size : 0;
 }
 
-/* What a row has in front of a string's characters. */
+/* Bytes of a row in front of a string's characters. */
 static size_t length_bytes(const Field *field) { return field->field_length > 255 ? 2 : 1; }
 
 static uint8_t turned(uint8_t test)
@@ -124,8 +124,8 @@ static uint64_t number_of(const Bytes &image)
     return number;
 }
 
-/* All that is said of a little-endian column, as one range: with a sign it has to be on one side of zero, where
- * its bytes are in order. */
+/* Adds all comparisons of a little-endian column, as one range: with a sign it has to be on one
+ * side of zero, where its bytes are in order. */
 void Condition::add_row_number(const Field *field, size_t offset, Filter *filter) const
 {
     size_t width = field->pack_length();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What is counted, for SHOW STATUS. */
+/* Counters, for SHOW STATUS. */
 #ifndef MILLRACE_COUNTERS_H
 #define MILLRACE_COUNTERS_H
 

@@ -55,7 +55,8 @@ void Cursor::start(const Reading &reading, Range &&range, bool is_large, uint32_
     filter_.clear();
     has_row_ = is_examined_ = false;
     is_fresh_ = has_more_ = true;
-    /* Who wants a few rows gets them with the first request: whether there are more does not matter. */
+    /* A reader of few rows gets them with the first request: whether there are more does not
+     * matter. */
     may_be_alone_ = may_be_alone && (range_.is_point || most_rows == 0);
     bytes_ = is_large ? SCAN_FIRST_BYTES * 4 : SCAN_FIRST_BYTES;
     row_limit_ = most_rows ? most_rows : is_large ? 0 : SCAN_FIRST_ROWS;
@@ -83,7 +84,8 @@ int Cursor::ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
     return 0;
 }
 
-/* What was given is not asked for again, nor what the filter has stopped. */
+/* Narrows the range: returned rows are not requested again, nor those that the filter has
+ * stopped. */
 void Cursor::narrow()
 {
     if (!has_row_ && !is_examined_)
@@ -111,7 +113,7 @@ int Cursor::fetch(Session *session)
         error = ask(session, false, row_limit_ * 4, bytes_ * 4);
     is_fresh_ = false;
     bytes_ = bytes_ < SCAN_MOST_BYTES / 4 ? bytes_ * 4 : SCAN_MOST_BYTES;
-    /* Locks are for what is needed: the number of rows grows slowly, too. */
+    /* Locks only needed rows: the number of rows grows slowly, too. */
     row_limit_ = reading_.flags & (op_flag::SHARED | op_flag::EXCLUSIVE) ? row_limit_ * 4 : 0;
     return error;
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* A scan of an index that reads ahead.
+/* Scan of an index that reads ahead.
  *
- * Rows come in batches, small at first and four times as many bytes each time, to SCAN_MOST_BYTES. A row that
- * was given stays valid until the next batch is asked for. With a filter a batch may be empty: the host says then
- * how far it has looked. What was read ahead is dropped at the end of a
- * statement; the position is not, for HANDLER. */
+ * Rows come in batches, small at first and four times as many bytes each time, up to
+ * SCAN_MOST_BYTES. A returned row stays valid until the next batch is requested. With a filter a
+ * batch may be empty: then the host returns how far it has examined. Rows that were read ahead
+ * are dropped at the end of a statement; the position is not, for HANDLER. */
 #ifndef MILLRACE_CURSOR_H
 #define MILLRACE_CURSOR_H
 
@@ -16,22 +16,22 @@ namespace millrace {
 constexpr uint32_t SCAN_FIRST_BYTES = 16 << 10;
 constexpr uint32_t SCAN_FIRST_ROWS = 32;
 constexpr uint32_t SCAN_MOST_BYTES = 256 << 10;
-/* Entries that a scan with a filter looks at in one request. */
+/* Most entries that a scan with a filter examines in one request. */
 constexpr uint32_t SCAN_MOST_EXAMINED = 1 << 20;
 
-/* Which entries of an index. */
+/* Range of entries of an index. */
 struct Range {
     Bytes low;
     Bytes high;
     uint16_t flags = op_flag::NO_HIGH;
     bool is_point = false; /* `low` is a whole key that is there once at most */
-    bool is_empty = false; /* behind the largest key that there can be: nobody is asked */
+    bool is_empty = false; /* behind the largest possible key: no request */
 
     void all();
     void assign(const Range &other);
 };
 
-/* How entries are read. */
+/* Settings for reading entries. */
 struct Reading {
     uint32_t table = 0;
     uint8_t index = 0;
@@ -44,17 +44,18 @@ void add_read(Session *session, const Range &range, const Reading &reading, uint
 
 class Cursor {
 public:
-    /* Where to go on; nothing is sent yet. `may_be_alone`: one request may do without a transaction. */
+    /* Sets the position; sends nothing. `may_be_alone`: one request may do without a
+     * transaction. */
     void start(const Reading &reading, Range &&range, bool is_large, uint32_t most_rows, bool may_be_alone);
-    /* Before the first row is asked for: what is wanted of those that follow. */
+    /* Sets the filter, before the first row is requested. */
     void set_filter(const Filter &filter) { filter_.assign(filter); }
     bool is_fresh() const { return is_fresh_; }
     const Range &range() const { return range_; }
     const Reading &reading() const { return reading_; }
     void expect_more() { may_be_alone_ = false; }
-    /* Sets `*is_end` behind the last one. */
+    /* Reads the next row. Sets `*is_end` behind the last one. */
     int next(Session *session, Row *row, bool *is_end);
-    /* Goes the other way, from the row that was given last. */
+    /* Turns the direction, from the row that was returned last. */
     void turn(bool is_backward);
     bool is_backward() const { return (range_.flags & op_flag::BACKWARD) != 0; }
     bool has_row() const { return has_row_; }
@@ -63,7 +64,7 @@ public:
     {
         return range_.is_point || (is_backward() ? !range_.low.empty() : !(range_.flags & op_flag::NO_HIGH));
     }
-    /* Forgets the far bound: the caller goes on beyond it. */
+    /* Drops the far bound: the caller goes on beyond it. */
     void open_end();
     void drop_ahead();
     const Bytes &last_key() const { return last_key_; }
@@ -80,7 +81,7 @@ private:
     Rows rows_;
     Bytes last_key_;
     bool has_row_ = false; /* last_key_ is one */
-    bool is_fresh_ = true; /* nothing was asked yet */
+    bool is_fresh_ = true; /* no request was sent yet */
     bool has_more_ = true; /* behind the rows that are here */
     bool is_examined_ = false; /* the key to go on behind follows the rows */
     bool may_be_alone_ = false;

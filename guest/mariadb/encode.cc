@@ -19,7 +19,7 @@ void encode_no_pad(Slice weights, Bytes *out)
     }
 }
 
-/* How weights that do not end with spaces compare with spaces. */
+/* Compares weights that do not end with spaces with spaces. */
 static uint8_t compare_with_spaces(const uint8_t *at, const uint8_t *end, const Space &space)
 {
     for (size_t i = 0; at + i < end; i++) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What a scan wants, as the host's store can check it: pieces of an entry's key or of its row, compared with
- * bytes. table/filter.rs says what the terms mean.
+/* Filter of a scan, which the host's store can check: pieces of an entry's key or of its row,
+ * compared with bytes. table/filter.rs defines the terms.
  *
- * The server checks its whole condition again for each row that comes. So a filter may let through what does
- * not match, and must never stop what does: a term that is not sure, or has no room, is left out. */
+ * The server checks its whole condition again for each row that comes. So a filter may pass rows
+ * that do not match, and must never stop one that does: a term that is not sure, or has no room,
+ * is left out. */
 #ifndef MILLRACE_FILTER_H
 #define MILLRACE_FILTER_H
 
@@ -18,13 +19,16 @@ public:
     void clear();
     void assign(const Filter &other);
 
-    /* The piece of `bytes` bytes from `offset` on passes the test with the operand, as memcmp compares. */
+    /* Adds a term: the piece of `bytes` bytes from `offset` on passes the test with the operand,
+     * as memcmp compares. */
     void add(uint8_t part, uint8_t test, size_t offset, size_t bytes, Slice operand);
-    /* The little-endian number of `width` bytes from `offset` on is between the two, as far as its bytes can
-     * tell: those at the top that both have in common, and the next one. */
+    /* Adds a term: the little-endian number of `width` bytes from `offset` on is between the
+     * two, as far as its bytes can tell: those at the top that both have in common, and the next
+     * one. */
     void add_number(uint8_t part, size_t offset, size_t width, uint64_t low, uint64_t high);
 
-    /* The value of a scan: the high bound in front, and at most so many entries looked at (0: all). */
+    /* Writes the value of a scan: the high bound in front, and the most entries to examine (0:
+     * all). */
     void put(Slice high, uint32_t examine, Bytes *out) const;
 
 private:

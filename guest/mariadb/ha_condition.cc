@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Conditions that the host checks, so that fewer rows come.
  *
- * The server offers the condition of a table when it has planned the statement, and again when a scan begins.
- * It is told that nothing was taken, and checks everything itself: for it the table has fewer rows, and all of
- * those that the statement can want. Who reads single rows, by key or position, gets them as they are.
+ * The server offers the condition of a table when it has planned the statement, and again when a
+ * scan begins. It is told that the engine checks no part, and checks all of it itself: for it the
+ * table has fewer rows, among them all that the statement can want. Reads of single rows, by key
+ * or position, are not filtered.
  *
- * Scans that lock are filtered where the statement sees what was committed last: with READ COMMITTED. Above
- * that a row that did not match stays as it is by its lock until the transaction ends, and the filter would
- * leave it out. Conditions on tables inside an outer join are the server's: it gives them with guards, which
- * are not looked into. */
+ * Scans that lock are filtered where the statement sees what was committed last: with READ
+ * COMMITTED. Above that a row that did not match stays as it is by its lock until the
+ * transaction ends, and the filter would leave it out. Conditions on tables inside an outer join
+ * are the server's: it gives them with guards, which are not looked into. */
 #include "ha_millrace.h"
 
 #include "settings.h"
@@ -36,8 +37,8 @@ void ha_millrace::forget_condition()
     is_filter_made_ = false;
 }
 
-/* What the condition says of the entries of an index; nullptr: nothing. Of all keys `known_bytes` are the
- * same, and the parts in front of `first_part` are what the range is about. */
+/* Filter for the entries of an index; nullptr: none. All keys share `known_bytes`, and the parts
+ * in front of `first_part` are covered by the range. */
 const Filter *ha_millrace::filter_for(uint key, const Reading &reading, size_t known_bytes, uint first_part)
 {
     THD *thd = ha_thd();
@@ -61,7 +62,7 @@ const Filter *ha_millrace::filter_for(uint key, const Reading &reading, size_t k
     return !filter_.empty() && session()->can_filter() ? &filter_ : nullptr;
 }
 
-/* Before a scan's first row. */
+/* Begins a cursor, before its first row. */
 void ha_millrace::begin_cursor(uint key)
 {
     const Range &range = cursor_.range();

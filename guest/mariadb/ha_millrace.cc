@@ -13,8 +13,8 @@ handler::Table_flags ha_millrace::table_flags() const
 {
     Table_flags checksum =
         table_share && table_share->db_create_options & HA_OPTION_CHECKSUM ? HA_HAS_NEW_CHECKSUM : 0;
-    /* Who changes a primary key moves entries of all keys, in front of a scan, too: the server must know. Its
-     * columns cannot be had from other keys, so this is not for who reads. */
+    /* Changing a primary key moves entries of all keys, in front of a scan, too: the server must
+     * know. Other keys do not contain its columns, so this is not for readers. */
     Table_flags moving = is_write_locked_ ? HA_PRIMARY_KEY_IN_READ_INDEX : 0;
     return checksum | moving | HA_REC_NOT_IN_SEQ | HA_NULL_IN_KEY | HA_CAN_INDEX_BLOBS | HA_CAN_SQL_HANDLER |
            HA_CAN_GEOMETRY | HA_REQUIRES_KEY_COLUMNS_FOR_DELETE | HA_PRIMARY_KEY_REQUIRED_FOR_DELETE |
@@ -138,7 +138,7 @@ int ha_millrace::external_lock(THD *thd, int lock_type)
     return error;
 }
 
-/* Under LOCK TABLES, and for tables that a stored function uses. */
+/* Starts a statement under LOCK TABLES, and for tables that a stored function uses. */
 int ha_millrace::start_stmt(THD *thd, thr_lock_type lock_type)
 {
     return begin_use(thd, lock_type >= TL_FIRST_WRITE);
@@ -154,7 +154,7 @@ THR_LOCK_DATA **ha_millrace::store_lock(THD *thd, THR_LOCK_DATA **to, thr_lock_t
     case SQLCOM_UPDATE_MULTI:
     case SQLCOM_DELETE:
     case SQLCOM_DELETE_MULTI:
-        /* What a change is decided by must still hold when it is made. */
+        /* The facts that decide a change must hold when it is made. */
         if (thd_tx_isolation(thd) >= ISO_REPEATABLE_READ)
             stored_lock_ = op_flag::SHARED;
         break;
@@ -172,7 +172,7 @@ THR_LOCK_DATA **ha_millrace::store_lock(THD *thd, THR_LOCK_DATA **to, thr_lock_t
 
 int ha_millrace::info(uint flag)
 {
-    /* Of CHECKSUM=1 the server takes what this says, QUICK or not: it is made from the rows. */
+    /* With CHECKSUM=1 the server takes this value, QUICK or not: it is made from the rows. */
     stats.checksum_null = (table_flags() & HA_HAS_NEW_CHECKSUM) != 0;
     if (stats.checksum_null && flag == HA_STATUS_VARIABLE && thd_sql_command(ha_thd()) == SQLCOM_CHECKSUM)
         return calculate_checksum();
@@ -202,7 +202,7 @@ int ha_millrace::info(uint flag)
             double rows = static_cast<double>(stats.records);
             for (uint j = 0; j < key->user_defined_key_parts; j++) {
                 bool is_whole = j + 1 == key->user_defined_key_parts;
-                /* Nobody has counted (ANALYZE TABLE … PERSISTENT does): each part divides what is left. */
+                /* Not counted (ANALYZE TABLE … PERSISTENT does): each part divides the rest. */
                 rows = is_whole && (key->flags & HA_NOSAME) ? 1 : rows > 100 ? sqrt(rows) : MY_MIN(rows, 10);
                 if (key->rec_per_key)
                     key->rec_per_key[j] = static_cast<ulong>(rows < 1 ? 1 : rows);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* The handler: one table that a session has open.
  *
- * ha_millrace.cc: open, locks, information. ha_write.cc: rows in, changed, out. ha_read.cc: rows back, by
- * key, in order, by position. ha_mrr.cc: many ranges in one request. ha_condition.cc: conditions that the host
- * checks. ha_table.cc: tables made and removed.
+ * ha_millrace.cc: open, locks, information. ha_write.cc: rows in, changed, out. ha_read.cc: rows
+ * back, by key, in order, by position. ha_mrr.cc: many ranges in one request. ha_condition.cc:
+ * conditions that the host checks. ha_table.cc: tables made and removed.
  *
- * A table's indexes in the host are its keys, with the hidden one of row ids in front if it has no primary
- * key. A position is the primary key, filled up, with its length behind it. */
+ * A table's indexes in the host are its keys, with the hidden one of row ids in front if it has
+ * no primary key. A position is the primary key, filled up, with its length behind it. */
 #ifndef MILLRACE_HANDLER_H
 #define MILLRACE_HANDLER_H
 
@@ -104,7 +104,7 @@ public:
     void note_duplicate(const Op &op) override;
 
 private:
-    /* A range of a multi-range read that was asked for. */
+    /* Requested range of a multi-range read. */
     struct Asked {
         range_id_t id;
         Range range;
@@ -179,7 +179,7 @@ private:
     bool is_write_locked_ = false;
     bool ignores_duplicates_ = false;
     bool is_bulk_ = false;
-    bool is_copy_ = false; /* ALTER TABLE fills it; nobody else sees it */
+    bool is_copy_ = false; /* ALTER TABLE fills it; no other session sees it */
     bool is_key_only_ = false;
     bool is_positioned_ = false; /* position() was called for the row of primary_ */
     bool is_end_bounded_ = false; /* the scan ends where the server's range does */
@@ -188,7 +188,7 @@ private:
 
     Condition condition_;
     Bytes constants_; /* a record */
-    /* What filter_ was made of condition_ for. */
+    /* Facts from which filter_ was made of condition_. */
     struct FilterUse {
         uint key;
         bool has_rows;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Many ranges in one request.
  *
- * The ranges of a multi-range read are asked for RANGES at a time, each with a part of REPLY_BYTES. A range
- * that has more is read on by the cursor. Rows come range by range, so they are in the order of the ranges.
+ * The ranges of a multi-range read are asked for RANGES at a time, each with a part of
+ * REPLY_BYTES. A range that has more is read on by the cursor. Rows come range by range, so they
+ * are in the order of the ranges.
  */
 #include "ha_millrace.h"
 
@@ -54,15 +55,16 @@ void ha_millrace::estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument,
     }
 }
 
-/* What it costs here: a few round trips, however many ranges. */
+/* Sets the cost: a few round trips, for any number of ranges. */
 static void set_cost(Cost_estimate *cost, double ranges, double rows)
 {
     cost->reset();
     cost->cpu_cost = 1 + ranges / RANGES + ranges * 0.02 + rows * 0.15 + rows / TIME_FOR_COMPARE;
 }
 
-/* Of a partitioned table the server's own way is taken, a range at a time: how ha_partition hands ranges to its
- * partitions ends the server when no key falls into one that is read (10.11, mrr=on). */
+/* Partitioned tables are read by the server's own method, a range at a time: ha_partition hands
+ * ranges to its partitions in a way that ends the server when no key falls into one that is read
+ * (10.11, mrr=on). */
 bool ha_millrace::may_read_ranges_together() const { return !table->part_info; }
 
 ha_rows ha_millrace::multi_range_read_info_const(uint key, RANGE_SEQ_IF *sequence, void *argument,
@@ -113,7 +115,7 @@ int ha_millrace::multi_range_read_init(RANGE_SEQ_IF *sequence, void *argument, u
     return error;
 }
 
-/* The next ranges of the sequence. */
+/* Collects the next ranges of the sequence. */
 void ha_millrace::collect_ranges()
 {
     asked_.clear();
@@ -148,7 +150,7 @@ int ha_millrace::ask_collected(bool is_alone, bool *has_more)
         return error;
     Reading reading = this->reading(active_index, !reads_keys_only(active_index));
     uint32_t share = REPLY_BYTES / static_cast<uint32_t>(asked_.size());
-    /* Their first column is what the ranges are about. */
+    /* The ranges are about the first column. */
     const Filter *filter = filter_for(active_index, reading, 0, 1);
     for (const Asked &asked : asked_)
         add_read(session, asked.range, reading, 0, share < 4096 ? 4096 : share, filter, 0);
@@ -170,7 +172,7 @@ int ha_millrace::ask_collected(bool is_alone, bool *has_more)
                : session->fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply to a read lacks answers", false);
 }
 
-/* The next request, for all that was collected. */
+/* Sends the next request, for all collected ranges. */
 int ha_millrace::ask_ranges()
 {
     bool is_first = asked_.empty();
@@ -253,7 +255,8 @@ int ha_millrace::multi_range_read_next(range_id_t *range)
         Row row;
         bool is_end;
         int error = next_asked(range, &row, &is_end);
-        /* What the server's own calls see to: a row that was deleted before is no reason to pass over this one. */
+        /* As the server's own calls do: a row that was deleted before is no reason to pass over
+         * this one. */
         table->status = error || is_end ? STATUS_NOT_FOUND : 0;
         if (error || is_end)
             return error ? error : HA_ERR_END_OF_FILE;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Rows back: by key, in order, by position. */
+/* Reading rows: by key, in order, by position. */
 #include "ha_millrace.h"
 
 #include "settings.h"
@@ -16,7 +16,7 @@ bool ha_millrace::reads_keys_only(uint key) const
     return key != MAX_KEY && is_key_only_ && keys_[key].can_decode();
 }
 
-/* `key` MAX_KEY: the rows in the order of the primary key. */
+/* Settings for reading. `key` MAX_KEY: the rows in the order of the primary key. */
 Reading ha_millrace::reading(uint key, bool wants_rows) const
 {
     Reading reading;
@@ -30,7 +30,7 @@ Reading ha_millrace::reading(uint key, bool wants_rows) const
     return reading;
 }
 
-/* A request of its own will do: a plain SELECT of one table that reads once. */
+/* Whether a request of its own will do: a plain SELECT of one table that reads once. */
 bool ha_millrace::may_be_alone()
 {
     THD *thd = ha_thd();
@@ -40,9 +40,9 @@ bool ha_millrace::may_be_alone()
     return select->order_list.elements == 0 && select->group_list.elements == 0 && !select->next_select();
 }
 
-/* How many rows the statement wants at most, where that is plain; 0: not known. It is no more than the size of
- * the first batch: with conditions of the server's own, or joins, it takes more rows of a table. A limit of
- * what is sorted or counted says nothing of a scan of all rows. */
+/* Most rows that the statement wants, where that is plain; 0: not known. Used only for the size
+ * of the first batch: with conditions of the server's own, or joins, it takes more rows of a
+ * table. The limit of a sorted or counted result does not limit a scan of all rows. */
 uint32_t ha_millrace::row_limit(bool is_all)
 {
     THD *thd = ha_thd();
@@ -62,8 +62,8 @@ uint32_t ha_millrace::row_limit(bool is_all)
     return limit < 65536 ? static_cast<uint32_t>(limit ? limit : 1) : 0;
 }
 
-/* Stored columns that must be unpacked. A row that is changed is needed whole. Looked at for each row, since
- * the server changes its mind in the middle of a scan (filesort). */
+/* Number of stored columns that must be unpacked. A row that is changed is needed whole.
+ * Computed for each row, since the server changes its mind in the middle of a scan (filesort). */
 size_t ha_millrace::fields_needed() const
 {
     return is_write_locked_ || table->vfield ? rows_.fields() : rows_.needed(table->read_set);
@@ -109,7 +109,7 @@ int ha_millrace::range_of(uint key, const uchar *image, key_part_map parts, ha_r
     }
 }
 
-/* The server's bounds as ours. */
+/* Adds a bound of the server to a range. */
 void ha_millrace::add_bound(uint key, const key_range *bound, bool is_low, Range *range)
 {
     Bytes prefix;
@@ -206,7 +206,8 @@ int ha_millrace::index_read_last_map(uchar *buf, const uchar *key, key_part_map 
     return index_read_map(buf, key, parts, HA_READ_PREFIX_LAST);
 }
 
-/* The range of a lookup ends before the index does: whoever goes on wants what is behind it. */
+/* The range of a lookup ends before the index does: a caller that goes on wants the entries
+ * behind it. */
 int ha_millrace::index_next(uchar *buf)
 {
     if (cursor_.is_backward())
@@ -277,9 +278,9 @@ int ha_millrace::rnd_next(uchar *buf) { return next_row(buf); }
 
 /* --- positions --- */
 
-/* Of the row that was read or written last; the record may lack columns of the primary key. When it is asked for
- * again and no row was read meanwhile, the row may have come out of a join buffer, where its position was: the
- * server has put that back. */
+/* Position of the row that was read or written last; the record may lack columns of the primary
+ * key. When it is requested again and no row was read meanwhile, the row may have come out of a
+ * join buffer, where its position was: the server has put that back. */
 void ha_millrace::position(const uchar *)
 {
     if (is_positioned_)

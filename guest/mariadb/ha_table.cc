@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Tables made, renamed, emptied and removed. All of it holds at once and is no part of a transaction. The
- * .frm stays in the guest: the host knows a name and how many indexes. */
+/* Making, renaming, emptying and removing tables. Each takes effect at once and is no part of a
+ * transaction. The .frm stays in the guest: the host knows a name and the number of indexes. */
 #include "ha_millrace.h"
 
 #include "settings.h"
@@ -25,7 +25,7 @@ int ha_millrace::create(const char *name, TABLE *form, HA_CREATE_INFO *info)
     return error;
 }
 
-/* Of a table that is not there, nobody but the server's own error speaks. */
+/* Drops a table. If it does not exist, only the server's own error is reported. */
 static int drop_by_name(Session *session, const std::string &name)
 {
     Op op;
@@ -83,7 +83,7 @@ int ha_millrace::optimize(THD *, HA_CHECK_OPT *)
     return HA_ADMIN_OK; /* the host compacts its log itself */
 }
 
-/* Reads all of it through each index and counts. */
+/* Checks a table: reads all of it through each index and counts. */
 int ha_millrace::check(THD *thd, HA_CHECK_OPT *)
 {
     ha_rows counted[MAX_KEY + 1];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Rows in, changed and out.
+/* Writing rows: insert, update, delete.
  *
- * A row is an INSERT into each index, unique ones first. Old and new rows give ops for those indexes only
- * whose keys differ; a changed primary key concerns all of them. Deletes and updates need no answer: their
- * rows are locked since they were read. */
+ * A row is an INSERT into each index, unique ones first. Old and new rows give ops for those
+ * indexes only whose keys differ; a changed primary key concerns all of them. Deletes and
+ * updates need no answer: their rows are locked since they were read. */
 #include "ha_millrace.h"
 
 #include "settings.h"
@@ -17,7 +17,8 @@ int ha_millrace::too_big(const char *what, size_t bytes, size_t most)
     return session()->fail(HA_ERR_TO_BIG_ROW, "", text, false);
 }
 
-/* Whether the statement has to know at once. An update that changes no unique key meets no duplicates. */
+/* Whether the statement has to know of duplicates at once. An update that changes no unique key
+ * meets none. */
 bool ha_millrace::waits_for_answer(bool is_insert)
 {
     THD *thd = ha_thd();
@@ -40,7 +41,7 @@ int ha_millrace::primary_of(const uchar *record, Bytes *primary)
     return 0;
 }
 
-/* `is_own`: it is unique by the primary key behind it. */
+/* `is_own`: whether the primary key behind it makes it unique. */
 int ha_millrace::encode_key(uint key, const uchar *record, const Bytes &primary, Bytes *out, bool *is_own)
 {
     out->clear();
@@ -63,7 +64,7 @@ void ha_millrace::add_write(uint8_t kind, uint8_t index, bool is_own, Slice key,
     session()->add(op);
 }
 
-/* Makes room for so many bytes. */
+/* Makes room for this many bytes. */
 int ha_millrace::prepare_write(size_t bytes, bool is_insert)
 {
     Session *session = this->session();
@@ -94,7 +95,7 @@ int ha_millrace::insert_keys(const uchar *record, const Bytes &primary, bool uni
     return 0;
 }
 
-/* Sends what was added, if the statement waits or the batch is large enough. */
+/* Sends the added ops, if the statement waits or the batch is large enough. */
 int ha_millrace::finish_write(bool waits, uint64_t savepoint, Bytes *primary)
 {
     Session *session = this->session();
@@ -251,7 +252,7 @@ int ha_millrace::delete_row(const uchar *record)
 
 void ha_millrace::start_bulk_insert(ha_rows, uint) { is_bulk_ = true; }
 
-/* Inside a longer transaction this is where the statement learns of duplicates. */
+/* Inside a longer transaction, the statement learns of duplicates here. */
 int ha_millrace::end_bulk_insert()
 {
     is_bulk_ = false;
@@ -285,7 +286,7 @@ void ha_millrace::report_duplicate(const Op &op, const Op &first)
 
 /* --- AUTO_INCREMENT --- */
 
-/* A column's value; 0 if it is negative: the counter goes up from 1. */
+/* Value of a column; 0 if it is negative: the counter goes up from 1. */
 static uint64_t positive(Field *field)
 {
     longlong value = field->val_int();
@@ -294,7 +295,7 @@ static uint64_t positive(Field *field)
 
 void ha_millrace::saw_auto(Field *field) { share_->saw_auto(positive(field)); }
 
-/* The largest value in the table, by the key that begins with the column. */
+/* Finds the largest value in the table, by the key that begins with the column. */
 int ha_millrace::find_largest_auto()
 {
     uint key = table_share->next_number_index;

@@ -71,7 +71,7 @@ void KeyCodec::open_text(Part *part)
 {
     CHARSET_INFO *cs = part->field->charset();
     part->chars = part->bytes / cs->mbmaxlen;
-    /* What the weights of so many characters can take. */
+    /* Most bytes of the weights of the part's characters. */
     part->out_bytes = static_cast<uint>(cs->strnxfrmlen(part->bytes));
     if (cs == &my_charset_bin) {
         part->out_bytes = part->bytes;
@@ -97,7 +97,7 @@ void KeyCodec::open_text(Part *part)
     memcpy(part->space.bytes, weight, size);
 }
 
-/* The bytes of a string, cut to the part's length. */
+/* Bytes of a string, cut to the part's length. */
 Slice KeyCodec::text(const Part &part, my_ptrdiff_t offset)
 {
     Field *field = part.field;
@@ -121,8 +121,8 @@ Slice KeyCodec::text(const Part &part, my_ptrdiff_t offset)
     } else if (size > part.bytes) {
         size = part.bytes;
     }
-    /* A CHAR is filled up with spaces, which say nothing. Without padding they count, as they do when the
-     * server compares: 'a' is longer than 'a' with a character that has no weight. */
+    /* The spaces that fill a CHAR are not part of its value. Without padding they count, as they
+     * do when the server compares: 'a' is longer than 'a' with a character that has no weight. */
     if (!(field->flags & BLOB_FLAG) && !is_varying(field) && !(cs->state & MY_CS_NOPAD))
         size = cs->lengthsp(reinterpret_cast<const char *>(at), size);
     return Slice(at, size);
@@ -169,7 +169,7 @@ void KeyCodec::encode_value(const Part &part, my_ptrdiff_t offset, Bytes *out)
         encode_no_pad(slice, out);
 }
 
-/* Says whether it was NULL. */
+/* Encodes a part. Returns whether it was NULL. */
 bool KeyCodec::encode_part(const Part &part, const uchar *record, Bytes *out) const
 {
     size_t start = out->size();
@@ -306,7 +306,7 @@ bool RowCodec::decode(Slice row, uchar *record, size_t most_fields) const
     for (size_t i = 0; i < most_fields && at; i++) {
         Field *field = fields_[i];
         if (field->null_ptr && (field->null_ptr[offset] & field->null_bit)) {
-            /* What a NULL column holds is seen by nobody, but a blob's pointer is copied. */
+            /* The content of a NULL column is never read, but a blob's pointer is copied. */
             if (field->flags & BLOB_FLAG)
                 memset(field->ptr + offset, 0, field->pack_length());
             continue;

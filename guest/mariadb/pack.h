@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Rows and keys of a table as bytes.
  *
- * Theory of operation. A row is the record's NULL bits and then each stored column by Field::pack(), so that
- * blobs are inside and CHARs take what they need. Indexed virtual columns are stored, too: the old row of an
- * update must give the old keys.
+ * Theory of operation. A row is the record's NULL bits and then each stored column by
+ * Field::pack(), so that blobs are inside and CHARs take what they need. Indexed virtual columns
+ * are stored, too: the old row of an update must give the old keys.
  *
- * A key is its parts, one behind the other: for a column that may be NULL a byte (0: NULL, which comes
- * first), then what memcmp orders as the column's type does. Numbers and times give Field::sort_string();
- * strings their weights, as encode.h says. A part that is sorted downwards has all bits flipped. Behind the
- * parts of a key that does not have to be unique, or has NULLs in it, comes the primary key. The format is
- * FORMAT; a table remembers which one it was made with.
+ * A key is its parts, one behind the other: for a column that may be NULL a byte (0: NULL, which
+ * comes first), then what memcmp orders as the column's type does. Numbers and times give
+ * Field::sort_string(); strings their weights, as encode.h says. A part that is sorted downwards
+ * has all bits flipped. Behind the parts of a key that does not have to be unique, or has NULLs in
+ * it, comes the primary key. The format is FORMAT; a table remembers which one it was made with.
  *
- * Collations with several levels of weights, or that cannot limit their weights, give strings of fixed
- * length: correct, but long. */
+ * Collations with several levels of weights, or that cannot limit their weights, give strings of
+ * fixed length: correct, but long. */
 #ifndef MILLRACE_PACK_H
 #define MILLRACE_PACK_H
 
@@ -31,10 +31,11 @@ class KeyCodec {
 public:
     void open(KEY *key, bool is_unique);
 
-    /* The whole key of a record at `record`; its parts only. Says whether a part was NULL. */
+    /* Encodes the whole key of a record at `record`, or its parts only. Returns whether a part
+     * was NULL. */
     bool encode(const uchar *record, Bytes *out) const;
-    /* A key as the server gives it, or the first parts of one. `scratch` is a record to unpack it in. Says
-     * whether a part was NULL. */
+    /* Encodes a key as the server gives it, or the first parts of one. `scratch` is a record to
+     * unpack it in. Returns whether a part was NULL. */
     bool encode_image(const uchar *image, key_part_map parts, uchar *scratch, Bytes *out) const;
     /* Most bytes of an encoded key. */
     size_t most_bytes() const { return most_bytes_; }
@@ -45,7 +46,7 @@ public:
     bool can_decode(uint n) const { return parts_[n].can_decode; }
     bool can_decode() const;
 
-    /* Parts, to say something of one of them. */
+    /* Number of parts. */
     uint parts() const { return static_cast<uint>(parts_.size()); }
     Field *field(uint n) const { return parts_[n].field; }
     bool is_nullable(uint n) const { return parts_[n].is_nullable; }
@@ -99,11 +100,12 @@ class RowCodec {
 public:
     void open(TABLE *table);
     void encode(const uchar *record, Bytes *out) const;
-    /* Columns behind `most_fields` of the stored ones are left alone. Blobs point into `row` then. */
+    /* Unpacks a row. Columns behind `most_fields` of the stored ones are left alone. Blobs then
+     * point into `row`. */
     bool decode(Slice row, uchar *record, size_t most_fields) const;
     size_t fields() const { return fields_.size(); }
     const std::vector<Field *> &stored() const { return fields_; }
-    /* How many of the stored ones must be read for these columns. */
+    /* Number of stored columns that must be read for these columns. */
     size_t needed(const MY_BITMAP *columns) const;
 
 private:

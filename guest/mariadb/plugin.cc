@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What the server sees of the engine: its handlerton, system variables and status. */
+/* Interface to the server: the engine's handlerton, system variables and status. */
 #include "ha_millrace.h"
 
 #include <mysql/plugin.h>
@@ -167,7 +167,7 @@ static int rollback_to_savepoint(handlerton *, THD *thd, void *place)
 }
 
 static int release_savepoint(handlerton *, THD *, void *) { return 0; }
-/* Row locks stay in the host; metadata locks protect nothing of ours that a savepoint brings back. */
+/* Row locks stay in the host; a savepoint brings nothing back that metadata locks protect. */
 static bool can_release_mdl(handlerton *, THD *) { return true; }
 
 static int start_snapshot(handlerton *, THD *thd)
@@ -210,7 +210,8 @@ static int end_by_xid(XID *xid, bool is_commit)
         return 0;
     if (session.last_status() == status::NOT_FOUND)
         return -4; /* XAER_NOTA: the server asks all engines */
-    /* The server goes by the error, not by what is returned, and keeps the transaction for another try. */
+    /* The server goes by the error, not by the return value, and keeps the transaction for
+     * another try. */
     session.fail(error, "the host has not confirmed the end of a prepared transaction: ", session.last_text(),
                  false);
     return -7; /* XAER_RMFAIL */
@@ -218,7 +219,7 @@ static int end_by_xid(XID *xid, bool is_commit)
 static int commit_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, true); }
 static int rollback_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, false); }
 
-/* The last moment to tell the host what it has not confirmed. */
+/* Last chance to report ends to the host that it has not confirmed. */
 static void pre_shutdown()
 {
     Session session(nullptr);
@@ -269,7 +270,7 @@ static st_mysql_storage_engine interface = {MYSQL_HANDLERTON_INTERFACE_VERSION};
 
 } // namespace millrace
 
-/* All else is hidden: the server, and other plugins, have names of their own. */
+/* All other symbols are hidden: the server, and other plugins, have names of their own. */
 #pragma GCC visibility push(default)
 maria_declare_plugin(millrace){
     MYSQL_STORAGE_ENGINE_PLUGIN,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The pool: clients with a connection and no transaction, for sessions that come. */
+/* Pool of clients with a connection and no transaction, for new sessions. */
 #include <mutex>
 #include <vector>
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Transactions that are prepared, and their ends.
  *
- * What was decided for one of them is in the binary log, and must reach the host even if it cannot be reached
- * now: the sessions that come try again. After a crash of this server its recovery does. Until then no other
- * transaction of that name is prepared, or the late word would be about the wrong one. */
+ * What was decided for one of them is in the binary log, and must reach the host even if it
+ * cannot be reached now: the sessions that come try again. After a crash of this server its
+ * recovery does. Until then no other transaction of that name is prepared, or the late word
+ * would be about the wrong one. */
 #include "session.h"
 #include "settings.h"
 
@@ -40,7 +41,8 @@ bool unpack_xid(Slice name, XID *xid)
     return true;
 }
 
-/* An end that the host has not confirmed. Whoever has taken one asks the host without the lock. */
+/* End that the host has not confirmed. The session that has taken one asks the host without the
+ * lock. */
 struct Unfinished {
     Bytes name;
     std::string address; /* of the store that has it */
@@ -65,7 +67,7 @@ static void add_unfinished(const Bytes &name, const std::string &address, bool i
     unfinished_count = unfinished.size();
 }
 
-/* One of this store that nobody else has taken; null: none. */
+/* Takes an end of this store that no other session has taken; null: none. */
 static Unfinished *take_unfinished(const std::string &address)
 {
     std::lock_guard<std::mutex> guard(unfinished_lock);

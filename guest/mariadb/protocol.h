@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* What a program of the guest, the host and the module `table` say to each other:
- * crates/guest-abi/src/module.rs and table.rs in C++. Those pages are the specification, the names are
- * theirs. */
+ * crates/guest-abi/src/module.rs and table.rs in C++. Those pages are the specification, the
+ * names are theirs. */
 #ifndef MILLRACE_PROTOCOL_H
 #define MILLRACE_PROTOCOL_H
 

@@ -17,7 +17,7 @@ namespace millrace {
 
 namespace {
 
-/* QEMU's ivshmem; its second memory BAR is the memory. */
+/* Devices of QEMU's ivshmem; the second memory BAR is the memory. */
 constexpr const char *DEVICES = "/sys/bus/pci/devices";
 constexpr unsigned VENDOR = 0x1af4, DEVICE = 0x1110;
 
@@ -57,7 +57,8 @@ std::shared_ptr<Region> map(const std::string &path)
     return region && region->is_ours() ? region : nullptr;
 }
 
-/* Elsewhere than on x86 the memory of a device is not mapped as memory: what copies bytes may fault there. */
+/* Elsewhere than on x86 the memory of a device is not mapped as memory: functions that copy
+ * bytes may fault there. */
 #if defined(__x86_64__) || defined(__i386__)
 constexpr bool IS_MEMORY = true;
 #else
@@ -83,7 +84,7 @@ std::shared_ptr<Region> look_for_device()
     return region;
 }
 
-/* Where the parts of a direction are in a slot. */
+/* Places of the parts of a direction in a slot. */
 struct Direction {
     size_t tail, waits, head, sleeps, data;
 };

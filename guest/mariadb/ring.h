@@ -2,11 +2,12 @@
 /* Memory that a client and its module in the host share, in place of the socket between them:
  * crates/guest-abi/src/module_ring.rs, whose page is the specification.
  *
- * Theory of operation. A region is a memory device of the guest, found by its first bytes, and mapped once for all
- * clients of this server. A ring is one slot of it, of one connection. Nothing here makes a system call or waits;
- * who does is Stream (transport.h).
+ * Theory of operation. A region is a memory device of the guest, found by its first bytes, and
+ * mapped once for all clients of this server. A ring is one slot of it, of one connection. The
+ * functions here make no system call and never wait; Stream does (transport.h).
  *
- * Limits: a device that is unplugged while it is mapped ends the server: switch millrace_ring off before. */
+ * Limits: a device that is unplugged while it is mapped ends the server: switch millrace_ring
+ * off before. */
 #ifndef MILLRACE_RING_H
 #define MILLRACE_RING_H
 
@@ -21,19 +22,19 @@ namespace millrace {
 
 class Region {
 public:
-    /* The region of this guest: "auto" looks for the device, any other text is a file. Null: there is none. What
-     * was found once is found again without looking for it. */
+    /* Finds the region of this guest: "auto" looks for the device, any other text is a file.
+     * Null: there is none. The result is cached. */
     static std::shared_ptr<Region> find(const std::string &where);
-    /* The host does not know this one: the next to ask looks again. */
+    /* Forgets a region that the host does not know: the next call of find() looks again. */
     static void forget(const std::shared_ptr<Region> &region);
     Region(void *base, size_t bytes) : base_(static_cast<uint8_t *>(base)), bytes_(bytes) {}
     ~Region();
     Region(const Region &) = delete;
     Region &operator=(const Region &) = delete;
 
-    /* Whether it is one, of a version that is understood. */
+    /* Whether it is a region of a known version. */
     bool is_ours() const;
-    /* What the host calls it just now. */
+    /* Copies the host's present id of it. */
     void copy_id(uint8_t id[16]) const;
     /* Null: there is no such slot. */
     uint8_t *slot(uint32_t number) const;
@@ -43,7 +44,7 @@ private:
     size_t bytes_;
 };
 
-/* A client's side of a slot, which it was just given. */
+/* Client's side of a slot, for its connection. */
 class Ring {
 public:
     Ring(std::shared_ptr<Region> region, uint8_t *slot, uint64_t stamp)
@@ -51,25 +52,25 @@ public:
     {
     }
 
-    /* False: the connection has ended, and the slot is somebody else's. Asked before all else. */
+    /* False: the connection has ended, and the slot is another client's. Checked first. */
     bool is_mine() const;
     uint64_t stamp() const { return stamp_; }
-    /* How many bytes there was room for; below 0: the host's words are wrong. */
+    /* Writes. Returns how many bytes had room; below 0: the host's indices are wrong. */
     ssize_t write(const void *from, size_t bytes);
-    /* How many bytes there were; below 0: the same. */
+    /* Reads. Returns how many bytes there were; below 0: the host's indices are wrong. */
     ssize_t read(void *to, size_t most);
     bool has_some() const;
-    /* After writing, or reading: whether the host is to be rung. */
+    /* After a write or a read: whether the host needs a bell. */
     bool must_ring_reader();
     bool must_ring_writer();
-    /* Asks to be rung when there is something; false: there is, or the slot is somebody else's. */
+    /* Requests a bell for new bytes; false: there are some, or the slot is another client's. */
     bool sleep();
     void wake();
-    /* Asks to be rung when there is room; false: there is, or the slot is somebody else's. */
+    /* Requests a bell for room; false: there is some, or the slot is another client's. */
     bool wait_for_room();
 
 private:
-    /* A flag of another connection's is left alone, since its bell would be lost: false then. */
+    /* Sets a flag. Leaves another connection's alone, since its bell would be lost: false then. */
     bool set_flag(size_t off, uint32_t value);
     bool take_flag(size_t off);
 
@@ -80,8 +81,8 @@ private:
     uint64_t head_ = 0; /* of what is read */
 };
 
-/* How long to look at a ring before sleeping, as KVM halts: longer where that would have caught the reply, shorter
- * where it was in vain. The host does the same (crates/modules/src/spin.rs). */
+/* Time to poll a ring before sleeping, as KVM halts: longer where that would have caught the
+ * reply, shorter where it was in vain. The host does the same (crates/modules/src/spin.rs). */
 class Spin {
 public:
     int64_t time_ns() const { return now_ns_; }
@@ -90,7 +91,7 @@ public:
         most_ns_ = most_ns;
         now_ns_ = now_ns_ < most_ns ? now_ns_ : most_ns;
     }
-    /* It slept, and was rung this long after it had nothing more to do. */
+    /* Notes a sleep, with a bell this long after the thread became idle. */
     void slept(int64_t waited_ns)
     {
         if (waited_ns <= most_ns_)
@@ -99,10 +100,10 @@ public:
             now_ns_ = now_ns_ > most_ns_ / 8 ? now_ns_ / 2 : 0;
     }
 
-    /* There is nothing more to do. */
+    /* Notes that the thread becomes idle. */
     void begin() { given_ns_ = 0; }
-    /* It gave the CPU away, and had it again after `took`, so long after it had nothing more to do. Where others want
-     * it, it looks no more before a bell comes soon again. */
+    /* Notes that the thread gave the CPU away for `took`, this long after it became idle. Where
+     * other threads want the CPU, it stops polling until a bell comes soon again. */
     void gave_way(int64_t took_ns, int64_t waited_ns)
     {
         constexpr int64_t HICCUP_NS = 20000, CROWDED_NS = 100000;

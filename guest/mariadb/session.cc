@@ -188,7 +188,7 @@ int Session::send(const Sending &sending, Bytes *body, Reply *reply)
     last_status_ = reply->status;
     if (reply->status == status::OK)
         return 0;
-    /* Of what stands behind the op that failed nothing was done: no savepoint, no lock. */
+    /* No op behind the one that failed was executed: no savepoint, no lock. */
     if (is_savepoint_new && savepoint_op_ >= reply->done)
         is_savepoint_sent_ = false;
     table_locks_.clear();
@@ -224,7 +224,7 @@ int Session::send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *
     return error;
 }
 
-/* One store has one version for as long as it lives: it is asked once for all sessions. */
+/* A store has one version for all its life: it is asked once for all sessions. */
 bool Session::can_filter()
 {
     static std::mutex lock;
@@ -245,7 +245,7 @@ bool Session::can_filter()
         memcpy(&speaks, answer.bytes.data, sizeof(speaks));
         version = speaks.version;
     } else if (last_status_ != status::BAD_REQUEST) {
-        return false; /* nobody has said anything */
+        return false; /* no answer */
     }
     std::lock_guard<std::mutex> guard(lock);
     known_instance = client_->instance();
@@ -279,7 +279,7 @@ int Session::fail(int error, const char *what, const std::string &text, bool is_
     return error;
 }
 
-/* The host has no transaction any more, or nobody knows. */
+/* Handles a transaction that the host has lost, or whose state is not known. */
 int Session::lose(int error)
 {
     is_lost_ = true;
@@ -328,8 +328,8 @@ int Session::failed_duplicate(const Reply &reply, const Sending &sending)
     return HA_ERR_FOUND_DUPP_KEY;
 }
 
-/* The statement whose row it was has ended well: the transaction fails, and no handler takes it for an error
- * of its own row. */
+/* The statement that wrote the row has ended well: the transaction fails, and no handler takes
+ * it for an error of its own row. */
 int Session::failed_buffered(const Reply &reply)
 {
     if (reply.status != status::EXISTS) {

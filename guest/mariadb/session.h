@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* A session of MariaDB (THD) and its transaction.
  *
- * Theory of operation. Each session that uses the engine has a client of its own, from the pool, and one
- * batch that is being filled. Writes are added to the batch and nothing is sent. It is sent when somebody
- * needs an answer: a read (its ops go behind the writes, in the same request), a write whose statement wants
- * to know of duplicates at once, the end of a statement inside a longer transaction, or when it is full. With
- * autocommit the end of the statement adds COMMIT: BEGIN, rows and COMMIT are one round trip.
+ * Theory of operation. Each session that uses the engine has a client of its own, from the pool,
+ * and one batch that is being filled. Writes are added to the batch and nothing is sent. It is sent
+ * when somebody needs an answer: a read (its ops go behind the writes, in the same request), a
+ * write whose statement wants to know of duplicates at once, the end of a statement inside a longer
+ * transaction, or when it is full. With autocommit the end of the statement adds COMMIT: BEGIN,
+ * rows and COMMIT are one round trip.
  *
- * So an error may come later than the row that caused it. The batch has a mark for each row; a duplicate is
- * reported with its key and value by the table that wrote the row (Writer), and the statement fails at its
- * end.
+ * So an error may come later than the row that caused it. The batch has a mark for each row; a
+ * duplicate is reported with its key and value by the table that wrote the row (Writer), and the
+ * statement fails at its end.
  *
- * A transaction begins with the first batch that is sent. A statement inside a longer one is rolled back to a
- * savepoint, which is set in front of its first write. After an error that ended the transaction in the host,
- * or with an unknown outcome, everything but a rollback fails (is_lost_).
+ * A transaction begins with the first batch that is sent. A statement inside a longer one is rolled
+ * back to a savepoint, which is set in front of its first write. After an error that ended the
+ * transaction in the host, or with an unknown outcome, everything but a rollback fails (is_lost_).
  *
- * With millrace_buffer_transactions the rows of INSERTs wait beyond the end of their statement, for COMMIT at
- * best. Their statements have been told to be done: should one of the rows fail, so does the transaction.
+ * With millrace_buffer_transactions the rows of INSERTs wait beyond the end of their statement, for
+ * COMMIT at best. Their statements have been told to be done: should one of the rows fail, so does
+ * the transaction.
  *
  * A transaction that has only read ends with a request that nobody waits for. */
 #ifndef MILLRACE_SESSION_H
@@ -33,27 +35,27 @@
 
 namespace millrace {
 
-/* Who wrote a row that is still on its way. */
+/* Writer of rows that are not confirmed yet. */
 class Writer {
 public:
-    /* The op, of a row that begins with `first`, met a key that is there. */
+    /* Reports that the op, of a row that begins with `first`, met an existing key. */
     virtual void report_duplicate(const Op &op, const Op &first) = 0;
-    /* The same, for a row whose write waits for the answer. */
+    /* Notes the same for a row whose write waits for the answer. */
     virtual void note_duplicate(const Op &op) = 0;
 
 protected:
     ~Writer() = default;
 };
 
-/* A prepared transaction whose end the host has not confirmed. */
+/* Prepared transaction whose end the host has not confirmed. */
 struct Unfinished;
 
-/* How a batch is sent. */
+/* Settings for sending a batch. */
 struct Sending {
     bool is_alone = false; /* a transaction of its own: one read, or an op that is no part of one */
     bool all_or_nothing = false;
     bool is_quiet = false;     /* errors are returned and not reported */
-    Writer *waiting = nullptr; /* who waits for the last row of it */
+    Writer *waiting = nullptr; /* waits for the answer to its last row */
 };
 
 class Session {
@@ -63,16 +65,16 @@ public:
     explicit Session(THD *thd);
     ~Session();
 
-    /* A statement uses a table. */
+    /* Enters a statement that uses a table. */
     int enter(THD *thd);
     bool is_long() const; /* the transaction goes on after the statement */
     bool is_alone() const { return tx_ == 0 && batch_.empty() && tables_ == 1 && !is_long(); }
     void count_table(int change) { tables_ += change; }
 
-    /* The batch: what is added is sent with the next send(). */
+    /* Adds to the batch, which the next send() sends. */
     uint32_t add(const Op &op) { return batch_.add(op); }
     int before_write(bool is_insert);
-    /* Sends rows of earlier statements, alone: their errors are not those of what follows. */
+    /* Sends rows of earlier statements, alone: their errors do not belong to later ones. */
     int settle();
     /* Whether rows that are inserted may wait for the transaction's end. */
     bool buffers_transaction() const;
@@ -81,34 +83,34 @@ public:
     bool has_room(size_t bytes) const { return batch_.has_room(bytes); }
     size_t batch_bytes() const { return batch_.bytes(); }
     void lock_table(uint32_t table, bool is_exclusive);
-    /* Lets what follows be undone alone; its number. */
+    /* Sets a savepoint, so that later ops can be undone alone. Returns its number. */
     uint64_t set_savepoint();
     void roll_back_to(uint64_t savepoint);
 
     int send(const Sending &sending, Bytes *body, Reply *reply);
-    /* One op that is no part of the transaction; its answer, if it has one. */
+    /* Sends one op outside of the transaction; returns its answer, if it has one. */
     int send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *body, Answer *answer);
-    /* A batch that is no part of the transaction, and waits for nothing. */
+    /* Sends a batch outside of the transaction, which waits for nothing. */
     int send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body, Reply *reply);
     /* Whether the host takes filters. */
     bool can_filter();
-    /* Sends what waits, if writes do. */
+    /* Sends waiting writes, if there are any. */
     int flush();
-    /* Sends nothing that `writer` wrote any more: it goes away. */
+    /* Drops all unsent ops of `writer`, which is being destroyed. */
     void forget(const Writer *writer);
 
-    /* The handlerton's calls. `all`: the transaction, else the statement. */
+    /* Calls of the handlerton. `all`: the transaction, else the statement. */
     int commit(bool all);
     int rollback(bool all);
     int prepare(bool all);
     int start_snapshot();
     int end_prepared(bool is_commit, const Bytes &name, bool is_quiet);
-    /* Tells the host of prepared transactions whose end it did not confirm. */
+    /* Reports the ends of prepared transactions to the host that it did not confirm. */
     void finish_others();
 
     THD *thd() const { return thd_; }
     void set_thd(THD *thd) { thd_ = thd; }
-    /* Whether the last error was told to the user already. */
+    /* Whether the last error was reported to the user already. */
     bool take_reported()
     {
         bool was = is_reported_;
@@ -118,7 +120,7 @@ public:
     int fail(int error, const char *what, const std::string &text, bool is_quiet);
     uint16_t last_status() const { return last_status_; }
     const std::string &last_text() const { return last_text_; }
-    /* The connection to the server ends. */
+    /* Ends the session with its connection to the server. */
     void leave();
 
 private:
@@ -153,12 +155,12 @@ private:
     uint64_t tx_ = 0; /* 0: none */
     uint64_t last_savepoint_ = 0;
     uint64_t statement_savepoint_ = 0;
-    bool is_begun_ = false; /* the host knows it */
+    bool is_begun_ = false; /* begun in the host */
     bool has_written_ = false;
     bool has_locks_ = false;
     bool is_lost_ = false;        /* only a rollback is left */
-    bool has_ended_ = false;      /* the host said that it is no more */
-    bool is_unknown_ = false;     /* nobody knows: the client begins anew */
+    bool has_ended_ = false;      /* the host has ended it */
+    bool is_unknown_ = false;     /* outcome not known: the client begins anew */
     bool is_prepared_ = false;
     bool is_in_statement_ = false;
     bool has_statement_snapshot_ = false;
@@ -176,10 +178,10 @@ private:
     Bytes reply_;
 };
 
-/* The name of a prepared transaction. */
+/* Packs the name of a prepared transaction. */
 void pack_xid(const XID *xid, Bytes *name);
 bool unpack_xid(Slice name, XID *xid);
-/* How many ends the host has not confirmed. */
+/* Number of ends that the host has not confirmed. */
 size_t count_unfinished();
 
 } // namespace millrace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* System variables; plugin.cc has them and says what they are for. */
+/* System variables; plugin.cc defines and describes them. */
 #ifndef MILLRACE_SETTINGS_H
 #define MILLRACE_SETTINGS_H
 

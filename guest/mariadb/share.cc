@@ -34,7 +34,7 @@ static bool read_opened(const Answer &answer, Opened *opened)
     return true;
 }
 
-/* Finds a table; quietly, since the server may only want to know whether it is there. */
+/* Finds a table, without an error message, since the server may only ask whether it exists. */
 static int open_table(Session *session, const std::string &name, Opened *opened)
 {
     Op op;
@@ -206,7 +206,7 @@ int Share::reserve_auto(Session *session, uint64_t count)
     return 0;
 }
 
-/* The first value from `at` on that is `offset` and some times `increment`. */
+/* First value from `at` on that is `offset` plus a multiple of `increment`. */
 static uint64_t round_up(uint64_t at, uint64_t offset, uint64_t increment)
 {
     if (increment <= 1)

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What all handlers of a table know together: its number in the host, statistics that are a second old at
- * most, and ranges of counters that were reserved.
+/* State that all handlers of a table share: its number in the host, statistics that are a second
+ * old at most, and reserved ranges of counters.
  *
- * AUTO_INCREMENT. Values are taken from the host's counter a range at a time. Explicit values that are larger
- * than what was taken raise the counter before it is asked for the next range, not when they are written. The
- * first time a table's counter is used it is compared with the largest value in the table, so nothing is lost
- * when the guest ends in between. What is left of a range when the table is closed is not used.
+ * AUTO_INCREMENT. Values are taken from the host's counter a range at a time. Explicit values
+ * that are larger raise the counter before the next range is requested, not when they are
+ * written. The first time a table's counter is used it is compared with the largest value in the
+ * table, so nothing is lost when the guest ends in between. The rest of a range is dropped when
+ * the table is closed.
  *
- * Row ids of tables without a primary key come from one counter for all of them, that of the table
- * ROW_ID_TABLE, so that they do not disturb the table's own. */
+ * Row ids of tables without a primary key come from one counter for all of them, that of the
+ * table ROW_ID_TABLE, so that they do not disturb the table's own. */
 #ifndef MILLRACE_SHARE_H
 #define MILLRACE_SHARE_H
 
@@ -29,9 +30,9 @@ class Share : public Handler_share {
 public:
     explicit Share(std::string name) : name_(std::move(name)) {}
 
-    /* Asks the host once. */
+    /* Opens the table; asks the host once. */
     int open(Session *session, uint32_t indexes);
-    /* After TRUNCATE. */
+    /* Forgets counters after TRUNCATE. */
     void forget_counters();
 
     const std::string &name() const { return name_; }
@@ -40,12 +41,13 @@ public:
     /* Statistics of each index, fresh enough. */
     bool stat(Session *session, bool is_forced, std::vector<IndexStat> *stats);
 
-    /* `count` values, each `increment` from the one before; how many there were. */
+    /* Takes up to `count` values, each `increment` from the one before. Returns how many there
+     * were. */
     int take_auto(Session *session, uint64_t offset, uint64_t increment, uint64_t count, uint64_t *first,
                   uint64_t *reserved);
     bool needs_largest();
     void know_largest(uint64_t largest);
-    /* An explicit value was written. */
+    /* Notes that an explicit value was written. */
     void saw_auto(uint64_t value);
     int set_auto(Session *session, uint64_t next);
     uint64_t next_auto();
@@ -65,9 +67,9 @@ private:
     bool knows_largest_ = false;
 };
 
-/* A new row id. */
+/* Takes a new row id. */
 int take_row_id(Session *session, uint64_t *id);
-/* The table's name in the host: database/table, of the path that the server gives. */
+/* Name of the table in the host, database/table, from the server's path. */
 std::string table_name(const char *path);
 int create_table(Session *session, const std::string &name, uint32_t indexes, Opened *opened);
 int raise_auto(Session *session, uint32_t table, uint64_t next);

@@ -46,7 +46,8 @@ static unsigned long long count(const std::atomic<uint64_t> &counter)
     return counter.load(std::memory_order_relaxed);
 }
 
-/* How many transactions wait for their second phase in the host, of all its clients; below 0: not known. */
+/* Number of transactions that wait for their second phase in the host, of all its clients; below
+ * 0: not known. */
 static long long count_prepared(Session *session)
 {
     Op op;

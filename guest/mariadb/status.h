@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What the engine says of itself: SHOW STATUS and SHOW ENGINE MILLRACE STATUS. */
+/* Status of the engine: SHOW STATUS and SHOW ENGINE MILLRACE STATUS. */
 #ifndef MILLRACE_STATUS_H
 #define MILLRACE_STATUS_H
 
@@ -13,7 +13,7 @@ namespace millrace {
 
 extern SHOW_VAR status_variables[];
 
-/* The connection, the host's store as this session reaches it, and what was counted so far. */
+/* Text about the connection, the host's store as this session reaches it, and the counters. */
 std::string status_text(Session *session);
 
 } // namespace millrace

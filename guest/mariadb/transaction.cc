@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The ends of statements and transactions. */
+/* Ends of statements and transactions. */
 #include "session.h"
 #include "settings.h"
 
 namespace millrace {
 
-/* Nothing was written: the host is told, and nobody waits, unless somebody may wait for the locks. */
+/* Ends a transaction without writes: the host is told without a wait, unless others may wait for
+ * its locks. */
 void Session::end_read_only()
 {
     bool is_open = is_begun_ && !has_ended_ && !is_unknown_, had_locks = has_locks_ || has_written_;
@@ -59,7 +60,7 @@ int Session::commit_transaction()
     return error;
 }
 
-/* The statement has ended well, the transaction goes on. What the server has already written to its log
+/* The statement has ended well, the transaction goes on. Writes that the server has logged
  * cannot fail alone any more. */
 int Session::end_statement()
 {

@@ -28,7 +28,7 @@ union Address {
     sockaddr_vm vm;
 };
 
-/* Bytes of the address, or 0. */
+/* Parses an address. Returns its length in bytes, or 0. */
 socklen_t parse(const char *text, Address *address)
 {
     memset(address, 0, sizeof(*address));
@@ -69,7 +69,7 @@ int64_t now_ns()
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* Says to the CPU that somebody else is waited for. */
+/* Tells the CPU that this is a wait loop. */
 void relax()
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -172,11 +172,11 @@ void Stream::ring_bell()
 {
     char bell = 0;
     counters.bells++;
-    /* A socket that takes none has some that were not heard. */
+    /* A full socket has bells that the host has not heard yet. */
     (void)!send(fd_, &bell, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* What was written is there for the host; it is rung if it sleeps. */
+/* Rings the host if it sleeps: bytes are there for it. */
 void Stream::tell_host()
 {
     if (ring_->must_ring_reader())
@@ -223,7 +223,7 @@ bool Stream::hear_bells(int timeout_ms)
     return !has_ended_;
 }
 
-/* For as long as that is worth while, and nobody else wants the CPU. */
+/* Polls the ring for as long as that pays, while no other thread wants the CPU. */
 bool Stream::look_at_ring(int64_t since_ns)
 {
     constexpr int GLANCES = 32;

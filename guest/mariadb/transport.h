@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Streams: sockets (vsock:CID:PORT or unix:/path), and rings that go on in their place. */
+/* Streams: sockets (vsock:CID:PORT or unix:/path), and rings that replace them. */
 #ifndef MILLRACE_TRANSPORT_H
 #define MILLRACE_TRANSPORT_H
 
@@ -10,10 +10,10 @@
 
 namespace millrace {
 
-/* Whether an address can be understood. */
+/* Whether an address is valid. */
 bool is_address(const char *address);
 
-/* A stream of bytes that does not block: a socket, which a ring may take the place of. */
+/* Non-blocking stream of bytes: a socket, which a ring may replace. */
 class Stream {
 public:
     Stream() = default;
@@ -21,23 +21,24 @@ public:
     Stream(const Stream &) = delete;
     Stream &operator=(const Stream &) = delete;
 
-    /* False, and errno: it cannot be had in time; EINVAL: the address is none. */
+    /* Connects. False, and errno: not in time; EINVAL: the address is invalid. */
     bool connect(const char *address, int timeout_ms);
     bool is_open() const { return fd_ >= 0; }
     bool has_ring() const { return ring_ != nullptr; }
-    /* What the checks of frames are exclusive-or'ed with. */
+    /* Value that the checks of frames are exclusive-or'ed with. */
     uint64_t stamp() const { return ring_ ? ring_->stamp() : 0; }
     void close();
-    /* All that follows goes by this, both ways; the socket then only has bells. */
+    /* Moves the stream to a ring, both ways; the socket then only has bells. */
     void change_over(std::unique_ptr<Ring> ring);
-    /* How long a ring is looked at before the thread sleeps. */
+    /* Sets the time for which a ring is polled before the thread sleeps. */
     void set_spin_us(unsigned us) { spin_.set_most(us * 1000LL); }
 
-    /* Both parts, in one system call where the socket takes them; false, and errno: it does not in time. */
+    /* Writes both parts, in one system call where the socket takes them; false, and errno: not
+     * in time. */
     bool write(const void *head, size_t head_bytes, const void *body, size_t body_bytes, int timeout_ms);
-    /* As read(2). */
+    /* Reads like read(2). */
     ssize_t read(void *to, size_t most);
-    /* Until there is something to read; false: in vain. */
+    /* Waits for bytes to read; false: in vain. */
     bool wait(int timeout_ms);
 
 private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Values read back from keys, for reads that need the index only. Numbers, times, decimals, ENUM, SET, BIT
- * and binary strings can be read back; characters cannot, since weights are not characters. */
+/* Decoding values from keys, for reads that need the index only. Numbers, times, decimals, ENUM,
+ * SET, BIT and binary strings can be decoded; characters cannot, since weights are not
+ * characters. */
 #include "pack.h"
 
 namespace millrace {
@@ -19,7 +20,7 @@ static bool is_number(enum_field_types type)
     }
 }
 
-/* Big-endian to little-endian. */
+/* Reverses bytes: big-endian to little-endian. */
 static void turn(uchar *to, const uint8_t *from, uint bytes)
 {
     for (uint i = 0; i < bytes; i++)

@@ -181,7 +181,8 @@ static void test_asked_again()
     check(reply.size() == 4, "the reply's body");
 }
 
-/* A connection that was had long ago and has given no reply says nothing of the one that breaks now. */
+/* A connection that was had long ago and has given no reply says nothing of the one that breaks
+ * now. */
 static void test_patience_begins_with_the_wait()
 {
     constexpr int PATIENCE_MS = 200;
@@ -387,7 +388,8 @@ static void test_ring_only()
     check(client.failure_code() == failure::RING_ONLY, "and it is told why");
 }
 
-/* A slot that has become somebody else's, with replies that look right, is the end of the connection and no more. */
+/* A slot that has become somebody else's, with replies that look right, is the end of the
+ * connection and no more. */
 static void test_slot_of_another()
 {
     Memory memory;
@@ -411,7 +413,8 @@ static void test_slot_of_another()
     check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 5, "another's slot");
 }
 
-/* A connection breaks, and the reply is there again before the host says which ring the next one has. */
+/* A connection breaks, and the reply is there again before the host says which ring the next one
+ * has. */
 static void test_reply_before_ring()
 {
     Memory memory;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Tests that need no server: the order of encoded strings, batches, and replies that are cut off anywhere.
- * The last line is `N passed, N failed`. */
+/* Tests that need no server: the order of encoded strings, batches, and replies that are cut off
+ * anywhere. The last line is `N passed, N failed`. */
 #include <algorithm>
 #include <cstdio>
 #include <random>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* millrace-ring USER: switches the memory device that is shared with the host on, and gives it to the user that the
- * database runs as. Run as root in front of the database: other programs of the guest are kept from it, and devices
- * that are not Millrace's are not touched. */
+/* millrace-ring USER: switches the memory device that is shared with the host on, and gives it
+ * to the user that the database runs as. Run as root in front of the database: other programs of
+ * the guest get no access, and devices that are not Millrace's are not touched. */
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -28,7 +28,8 @@ static bool has(const std::string &path, const char *text)
     return is_it;
 }
 
-/* Without this its memory cannot be read: no driver does it. It is counted: what is not ours is as it was then. */
+/* Enables a device, whose memory cannot be read otherwise: no driver does it. The kernel counts
+ * this, so that other devices end as they were. */
 static void enable(const std::string &device, bool on)
 {
     FILE *file = fopen((device + "/enable").c_str(), "we");
