@@ -90,7 +90,7 @@ fn shim_check(world: &World, mounted: &Mounted) -> Command {
     command
 }
 
-/// Runs a check that says what the daemon is to say.
+/// Runs a check that tells the daemon its answers.
 fn direct(check: &mut Command, world: &World) {
     let (mut daemon, mut held) = (world.daemon(), None);
     let mut check = check.stdin(Stdio::piped()).spawn().unwrap();
@@ -155,7 +155,7 @@ fn the_shim_serves_threads() {
     assert_eq!(asked.try_iter().count(), 100);
 }
 
-/// Starts `mrpipe` with a connection to us; what it sends, and what it prints.
+/// Starts `mrpipe` with a connection to us. Returns the bytes that it sends, and its output.
 fn mrpipe(world: &World, file: &Path, options: &[&str], preload: bool) -> (Vec<u8>, String) {
     let mut command = program("mrpipe", world);
     if preload {

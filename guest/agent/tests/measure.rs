@@ -1,4 +1,4 @@
-//! From how many bytes on a pipe pays, measured with a daemon that refuses. Needs root.
+//! Break-even size of pipes, measured with a daemon that refuses. Needs root.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

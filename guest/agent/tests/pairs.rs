@@ -18,11 +18,11 @@ mod built;
 #[path = "../../bindings/rust/tests/fake/mod.rs"]
 mod fake;
 
-/// Not a multiple of what anybody moves at a time.
+/// Length that is no multiple of any single step.
 const LEN: usize = 300_001;
-/// `copy-check.c`'s.
+/// Length that `copy-check.c` uses.
 const LARGE: u64 = 100_000;
-/// What the shim asks for at most.
+/// Most bytes that the shim asks for.
 const MAX_COUNT: u64 = 0x7fff_f000;
 
 fn bytes(len: usize) -> Vec<u8> {
@@ -35,7 +35,7 @@ fn folder_with(name: &str, content: &[u8]) -> TempDir {
     folder
 }
 
-/// A program of ours, or of the machine.
+/// Makes a command for a program of ours, or of the machine.
 fn program(name: &str, agent: &FakeAgent) -> Command {
     let ours = built().join(name);
     let mut command = if ours.exists() { Command::new(ours) } else { Command::new(name) };
@@ -44,7 +44,7 @@ fn program(name: &str, agent: &FakeAgent) -> Command {
     command
 }
 
-/// The same with the shim.
+/// Makes a command like [`program`], with the shim.
 fn shimmed(name: &str, agent: &FakeAgent) -> Command {
     let mut command = program(name, agent);
     command.env("LD_PRELOAD", built().join("libmillrace-preload.so"));
@@ -57,12 +57,12 @@ fn succeed(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Where and how much.
+/// Returns the offsets and lengths of pipes.
 fn places(asked: &[Asked]) -> Vec<(Option<u64>, Option<u64>, u64)> {
     asked.iter().map(|asked| (asked.source, asked.sink, asked.len_bytes)).collect()
 }
 
-/// An `mrpipe` that listens.
+/// Running `mrpipe` that listens.
 struct Listening {
     child: Child,
     address: SocketAddr,
@@ -93,7 +93,7 @@ impl Listening {
     }
 }
 
-/// `mrpipe -g` for two rounds: what it reports, and the file that it leaves.
+/// Runs `mrpipe -g` for two rounds. Returns its report, and the file that it leaves.
 fn get(agent: &FakeAgent, options: &[&str], want: &[u8]) -> (String, Vec<u8>) {
     let folder = folder_with("got", b"before");
     let path = folder.path().join("got");
@@ -154,7 +154,8 @@ fn mrpipe_gets_the_rest_by_other_means_or_not_at_all() {
     assert!(told.contains("\"piped\": 0, \"sent\": 0, \"whole\": false, \"reason\": 53"), "{told}");
 }
 
-/// `mrpipe -x` between two of our connections: what it reports, and what came out of it.
+/// Runs `mrpipe -x` between two of our connections. Returns its report, and the bytes that came
+/// out.
 fn pass_on(agent: &FakeAgent, options: &[&str], want: &[u8]) -> (String, Vec<u8>) {
     let onward = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut command = program("mrpipe", agent);
@@ -304,7 +305,7 @@ fn the_python_binding_does_what_it_says() {
     succeed(&mut command);
 }
 
-/// A program of somebody else finds everything that was installed by pkg-config alone.
+/// A program outside of this tree finds all installed files by pkg-config alone.
 #[test]
 fn installed_pieces_are_found() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Programs of all kinds, and what becomes of their pipes.
+//! Programs of all kinds, and the ends of their pipes.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -118,7 +118,7 @@ fn a_daemon_that_goes_loses_pipes_and_the_next_one_is_found() {
     assert_eq!((got.errno.get(), reason(got)), (95, Reason::NoFlow));
 }
 
-/// What root says on other sockets, and reads elsewhere, is not what the program would have.
+/// Files and sockets that may behave otherwise for root, as the agent is, are refused.
 #[test]
 #[allow(non_snake_case)]
 fn abuse_R10_the_agent_sends_files_to_connections_only() {

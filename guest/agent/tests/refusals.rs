@@ -1,4 +1,4 @@
-//! The daemon is told what the agent refused, and why.
+//! Reports of refused requests to the daemon, with their reasons.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ fn refusals_are_told_by_reason() {
     assert_eq!(told(&daemon), [("malformed", 2), ("not_a_file", 3)].into());
 }
 
-/// Also what was refused since there is none.
+/// Reports to a new daemon include refusals from the time without one.
 #[test]
 fn the_next_daemon_is_told() {
     let world = World::new(Path::new("/dev/zero"), true);

@@ -1,5 +1,5 @@
-//! Files as sinks, on a disk that puts bytes in the place of placeholders, and with daemons of all
-//! kinds. Needs root.
+//! Files as sinks, on a disk that replaces placeholders by bytes, and with daemons of all kinds.
+//! Needs root.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -242,7 +242,7 @@ fn a_full_disk_is_an_errno_and_reserved_blocks_are_roots() {
     assert_eq!(rig.answer(), (4 * MIB, Reason::Complete, 0));
 }
 
-/// A connection of another user.
+/// Connects a program of another user.
 fn program_of(world: &World, user: u32) -> OwnedFd {
     let folder = world.socket.parent().unwrap().parent().unwrap();
     std::fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();

@@ -1,4 +1,4 @@
-//! Files that are no sinks, and file systems that do not take placeholders. Needs root.
+//! Files that cannot be sinks, and file systems that do not take placeholders. Needs root.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! Connections as sources: what came to the guest before the pipe, in front of what the daemon
-//! moves. Needs root for the file system.
+//! Connections as sources: the bytes that came to the guest before the pipe go before those that
+//! the daemon moves. Needs root for the file system.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -19,23 +19,23 @@ use zerocopy::little_endian::{U32, U64};
 
 mod common;
 
-/// More than a socket's buffers take.
+/// Bytes that overflow a socket's buffers.
 const LARGE: u64 = 16 << 20;
 
 fn content(len: u64) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 977) as u8).collect()
 }
 
-/// An agent without a file system, and two connections: the source's and the sink's.
+/// Agent without a file system, and two connections: the source's and the sink's.
 struct Rig {
     world: World,
     daemon: Daemon,
     program: OwnedFd,
     source: TcpStream,
-    /// Who sends to the source.
+    /// Peer that sends to the source.
     sender: TcpStream,
     sink: TcpStream,
-    /// Who gets what the sink sends.
+    /// Peer that receives from the sink.
     receiver: TcpStream,
 }
 
@@ -64,7 +64,7 @@ impl Rig {
         asked
     }
 
-    /// Sends to the source, and waits until it is there.
+    /// Sends to the source, and waits until the bytes are there.
     fn send(&mut self, bytes: &[u8]) {
         self.sender.write_all(bytes).unwrap();
         let mut peeked = vec![0; 1 << 16];
@@ -77,7 +77,7 @@ impl Rig {
         assert!(got == want);
     }
 
-    /// What the program finds in its socket after the pipe.
+    /// Expects the bytes that are left in the program's socket after the pipe.
     fn left(&mut self, want: &[u8]) {
         let mut got = vec![0; want.len()];
         self.source.read_exact(&mut got).unwrap();
@@ -167,7 +167,7 @@ fn a_pipe_can_be_the_guests_alone() {
 }
 
 impl Rig {
-    /// A cancel on a stream that has ended is not heard.
+    /// Accepts a cancel or none: one on a stream that has ended is lost.
     fn cancelled_or_nothing(&self) {
         let query = request(op::QUERY, 0, 0);
         assert_eq!(ask(&self.world.program(), &query, &[]).reason.get(), 0);
@@ -337,7 +337,7 @@ fn a_daemon_that_says_nothing_is_lost() {
     assert!(rig.daemon.next().is_none());
 }
 
-/// A connection, and a file on a disk that replaces placeholders.
+/// Connection, and a file on a disk that replaces placeholders.
 struct ToFile {
     served: (Mounted, Arc<Disk>),
     rig: Rig,

@@ -1,5 +1,5 @@
-//! A disk that puts bytes in the place of placeholders, as the daemon's does: a file of FUSE, for a
-//! loop device on it.
+//! Disk that replaces placeholders by bytes, as the daemon's does: a file of FUSE, for a loop
+//! device on it.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -18,12 +18,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAX_WRITE: usize = 1 << 20;
 
-/// What the disk knows.
+/// State of the disk.
 #[derive(Debug)]
 pub struct Disk {
     /// Bytes by their tag.
     known: Mutex<HashMap<[u8; 16], Vec<u8>>>,
-    /// It takes placeholders for ordinary bytes.
+    /// Whether it takes placeholders for ordinary bytes.
     pub is_blind: AtomicBool,
     /// Sectors that were replaced.
     pub replaced: AtomicU64,
@@ -63,7 +63,7 @@ impl Disk {
         }
     }
 
-    /// These bytes are to stand in the place of placeholders with that tag.
+    /// Sets the bytes that replace placeholders with that tag.
     pub fn know(&self, tag: [u8; 16], bytes: Vec<u8>) {
         self.known.lock().unwrap().insert(tag, bytes);
     }
@@ -166,7 +166,7 @@ struct Out {
     unique: u64,
 }
 
-/// Of reading and writing.
+/// Body of a read or a write.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C, packed)]
 struct Range {

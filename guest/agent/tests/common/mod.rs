@@ -1,5 +1,5 @@
-//! An agent, a file system on a loop device, and a daemon that reads what it is told from the
-//! image.
+//! Rig of an agent, a file system on a loop device, and a daemon that reads the agent's extents
+//! from the image.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -37,7 +37,7 @@ mod disk;
 pub mod sink_rig;
 
 const MIB: u64 = 1 << 20;
-/// Nothing waits so long when all is well.
+/// Time longer than any wait of a test that passes.
 pub const LONG: Duration = Duration::from_secs(30);
 
 pub fn sh(script: &str) -> String {
@@ -47,10 +47,10 @@ pub fn sh(script: &str) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// A file system on a loop device; gone when dropped.
+/// File system on a loop device. Unmounted when dropped.
 pub struct Mounted {
     pub image: PathBuf,
-    /// The loop device, and what is mounted.
+    /// The loop device, and the device that is mounted.
     whole: String,
     device: String,
     folder: TempDir,
@@ -58,8 +58,8 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// With a `make` command and mount options; on a partition that begins there, or the whole
-    /// disk.
+    /// Makes a file system with a `make` command and mounts it with options, on a partition that
+    /// begins at that offset, or on the whole disk.
     pub fn new(make: &str, options: &str, partition: Option<u32>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
@@ -68,7 +68,7 @@ impl Mounted {
         Self::on(folder, image, whole, (make, options, partition), None)
     }
 
-    /// On a disk that replaces placeholders.
+    /// Mounts a file system on a disk that replaces placeholders.
     pub fn served(make: &str) -> (Self, Arc<Disk>) {
         let folder = tempfile::tempdir().unwrap();
         let (image, served) = (folder.path().join("image"), folder.path().join("served"));
@@ -104,7 +104,7 @@ impl Mounted {
         sh(&format!("mount -o {options} {} {}", self.device, self.path("").display()));
     }
 
-    /// A command for debugfs while it is not mounted.
+    /// Runs a command of debugfs while the file system is not mounted.
     pub fn debugfs(&self, command: &str) {
         sh(&format!(
             "umount {}; debugfs -w -R '{command}' {}",
@@ -138,43 +138,43 @@ impl Drop for Mounted {
     }
 }
 
-/// A pipe as the daemon was asked for it.
+/// Pipe that the daemon was asked for.
 #[derive(Debug, Clone)]
 pub struct Asked {
     pub id: u64,
     pub len_bytes: u64,
-    /// The guest has the source in memory.
+    /// Whether the guest has the source in memory.
     pub is_cached: bool,
-    /// The sink, if it is a socket.
+    /// Sink, if it is a socket.
     pub socket: SocketEnd,
-    /// The source, if it is one.
+    /// Source, if it is a socket.
     pub from: SocketEnd,
     pub places: PlacesEnd,
     pub extents: Vec<Extent>,
-    /// Of a file.
+    /// Content of a file.
     pub bytes: Vec<u8>,
 }
 
-/// What a test sees of the daemon.
+/// Message of the agent that is no new pipe.
 #[derive(Debug)]
 pub enum Seen {
     Probe,
     ProbePlaces,
     Pipe(Box<Asked>),
     Cancel(Reason),
-    /// How many bytes, and how the sink stands.
+    /// Number of own bytes, and the state of the sink.
     Own(u64, Option<Box<SocketEnd>>),
-    /// Where, how many, and the errno.
+    /// Offset, length, and the errno.
     Taken(u64, u32, u32),
     Ping(u64),
 }
 
-/// The daemon's end of one stream.
+/// Daemon's end of one stream.
 pub struct Daemon {
     stream: UnixStream,
     image: PathBuf,
     disk: Option<Arc<Disk>>,
-    /// What the agent refused, as it has told.
+    /// Refusals that the agent has reported.
     pub refused: Vec<(Reason, u32)>,
 }
 
@@ -209,7 +209,7 @@ impl Daemon {
         self.take(id, at, bytes.len() as u32, take::BYTES, bytes);
     }
 
-    /// The agent has written that; the errno.
+    /// Checks that the agent has written a range. Returns the errno.
     pub fn taken(&mut self, at: u64, len_bytes: u32) -> u32 {
         match self.next().unwrap() {
             Seen::Taken(got, len, errno) if (got, len) == (at, len_bytes) => errno,
@@ -225,7 +225,7 @@ impl Daemon {
         Some((header, body))
     }
 
-    /// The next message; probes are answered as a daemon does. None at the end.
+    /// Returns the next message; answers probes as a daemon does. None at the end.
     pub fn next(&mut self) -> Option<Seen> {
         let (header, body) = loop {
             match self.read()? {
@@ -272,7 +272,7 @@ impl Daemon {
         self.refused.extend(all.iter().map(read));
     }
 
-    /// Until so many were told.
+    /// Waits until this many refusals were reported.
     pub fn wait_refused(&mut self, count: u32) {
         while self.refused.iter().map(|(_, count)| count).sum::<u32>() < count {
             let (header, body) = self.read().unwrap();
@@ -281,7 +281,7 @@ impl Daemon {
         }
     }
 
-    /// The next pipe, after whatever probes there are.
+    /// Returns the next pipe, after any probes.
     pub fn pipe(&mut self) -> Asked {
         loop {
             match self.next().unwrap() {
@@ -303,7 +303,7 @@ impl Daemon {
         self.say(kind::PROBED, id, probed.as_bytes());
     }
 
-    /// A disk that replaces nothing fails the self-test.
+    /// Expects a probe. A disk that replaces nothing fails the self-test.
     fn expect(&mut self, id: u64, probe: &ProbePlaces) {
         assert_eq!(probe.disk.get(), 3);
         if let Some(disk) = &self.disk {
@@ -357,7 +357,7 @@ impl Daemon {
     }
 }
 
-/// An agent and where its daemon listens.
+/// Agent, and the address at which its daemon listens.
 pub struct World {
     pub agent: Option<Agent>,
     pub socket: PathBuf,
@@ -368,12 +368,12 @@ pub struct World {
 }
 
 impl World {
-    /// With loop devices believed, or as in a guest.
+    /// Starts an agent that accepts loop devices, or, as in a guest, does not.
     pub fn new(image: &Path, any_device: bool) -> Self {
         Self::with(image, any_device, Heartbeat::default(), None)
     }
 
-    /// On a disk that replaces placeholders.
+    /// Starts an agent on a disk that replaces placeholders.
     pub fn served((mounted, disk): &(Mounted, Arc<Disk>)) -> Self {
         Self::with(&mounted.image, true, Heartbeat::default(), Some(disk.clone()))
     }
@@ -421,14 +421,15 @@ impl World {
         daemon
     }
 
-    /// A daemon that says of each pipe that all of it was moved, in a thread; what it was asked.
+    /// Starts a daemon, in a thread, that answers that all bytes of each pipe were moved. Returns
+    /// its pipes.
     pub fn obliging_daemon(&self) -> Receiver<Asked> {
         let (mut daemon, (sender, receiver)) = (self.daemon(), channel());
         thread::spawn(move || oblige(&mut daemon, &sender));
         receiver
     }
 
-    /// A program's connection.
+    /// Connects a program.
     pub fn program(&self) -> OwnedFd {
         let flags = SocketFlags::CLOEXEC;
         let program = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -484,7 +485,7 @@ pub fn ask(program: &OwnedFd, request: &Request, fds: &[BorrowedFd<'_>]) -> Answ
     answer(program)
 }
 
-/// The reason of a pipe from a file to a socket.
+/// Returns the reason against a pipe from a file to a socket.
 pub fn refusal(program: &OwnedFd, source: impl AsFd, sink: impl AsFd) -> Reason {
     let request = request(op::PIPE, 0, 1 << 20);
     let answer = ask(program, &request, &[source.as_fd(), sink.as_fd()]);
@@ -492,7 +493,7 @@ pub fn refusal(program: &OwnedFd, source: impl AsFd, sink: impl AsFd) -> Reason 
     Reason::from_number(answer.reason.get())
 }
 
-/// A connection's two ends: the server's, and the client's.
+/// Makes a connection: the server's end and the client's.
 pub fn tcp() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Pipes from a file to a file, on a disk that puts bytes in the place of placeholders.
+//! Rig for pipes from a file to a file, on a disk that replaces placeholders by bytes.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,13 +18,13 @@ pub const EXT4: &str = "mke2fs -q -F -t ext4";
 pub const XFS: &str = "mkfs.xfs -q -f -K";
 pub const MIB: u64 = 1 << 20;
 
-/// A file system with a source, a disk, and an agent.
+/// File system with a source, a disk, and an agent.
 pub struct Rig {
     pub served: (Mounted, Arc<Disk>),
     pub world: World,
     pub daemon: Daemon,
     pub program: OwnedFd,
-    /// What the source has.
+    /// Content of the source.
     pub bytes: Vec<u8>,
 }
 
@@ -50,7 +50,7 @@ impl Rig {
         File::open(self.served.0.path("source")).unwrap()
     }
 
-    /// A new file to write to.
+    /// Makes a new file to write to.
     pub fn sink(&self) -> File {
         self.open(File::options().create(true).truncate(true).write(true))
     }
@@ -59,7 +59,7 @@ impl Rig {
         options.open(self.served.0.path("sink")).unwrap()
     }
 
-    /// What the sink has, from the disk.
+    /// Reads the content of the sink from the disk.
     pub fn read(&self) -> Vec<u8> {
         let path = self.served.0.path("sink");
         let file = File::open(&path).unwrap();
@@ -91,7 +91,7 @@ impl Rig {
         self.daemon.taken(at, len as u32)
     }
 
-    /// All of it, as a daemon does.
+    /// Serves all of a pipe, as a daemon does.
     pub fn serve(&mut self, asked: &Asked) {
         let (mut at, len) = (0, asked.len_bytes);
         let before = self.disk().replaced.load(Ordering::Acquire);
@@ -122,7 +122,7 @@ impl Rig {
         told(answer(&self.program))
     }
 
-    /// An answer without a pipe.
+    /// Expects an answer without a pipe. Returns its reason.
     pub fn refused(&self, source: impl AsFd, sink: impl AsFd) -> Reason {
         self.refused_at(source, sink, (OWN_POSITION, OWN_POSITION))
     }
