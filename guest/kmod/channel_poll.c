@@ -39,7 +39,7 @@
 static unsigned int poll_us = 1000;
 module_param(poll_us, uint, 0644);
 MODULE_PARM_DESC(poll_us,
-		 "microseconds that an idle CPU polls after a message, up to 10000; 0: never (1000)");
+		 "microseconds that an idle CPU polls after a message, to 10000; 0: never (1000)");
 
 static u64 max_ns(const struct mr_channel *ch)
 {

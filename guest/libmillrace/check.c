@@ -24,8 +24,8 @@
 #define CHECK(what)                                                                   \
 	do {                                                                          \
 		if (!(what)) {                                                        \
-			fprintf(stderr, "line %d: %s (errno %d, reason %d)\n", __LINE__, #what, errno, \
-				millrace_reason());                                   \
+			fprintf(stderr, "line %d: %s (errno %d, reason %d)\n", __LINE__,      \
+				#what, errno, millrace_reason());                             \
 			exit(1);                                                      \
 		}                                                                     \
 	} while (0)

@@ -151,7 +151,8 @@ int millrace_take_served(struct connection *connection, int timeout_ms, int *rea
 			is_well = is_served(connection, timeout_ms, reason);
 		else
 			is_well = !millrace_is_old(connection) &&
-				  recv(connection->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT) < 0 &&
+				  recv(connection->fd, &byte, sizeof(byte),
+				       MSG_PEEK | MSG_DONTWAIT) < 0 &&
 				  errno == EAGAIN;
 		if (is_well && connection->slot)
 			return 0;

@@ -44,7 +44,8 @@ static void send_header(int fd, long round, int64_t bytes)
 	char line[LINE_BYTES];
 
 	send_all(fd, line,
-		 (size_t)snprintf(line, sizeof(line), "MRPIPE %ld %lld\n", round, (long long)bytes));
+		 (size_t)snprintf(line, sizeof(line), "MRPIPE %ld %lld\n", round,
+				  (long long)bytes));
 }
 
 static void send_trailer(int fd, long round)

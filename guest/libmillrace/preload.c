@@ -64,7 +64,8 @@ static enum socket_kind kind_of(int fd)
 	struct timeval timeout = {0};
 	int flags;
 
-	if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) < 0 || protocol != IPPROTO_TCP ||
+	if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) < 0 ||
+	    protocol != IPPROTO_TCP ||
 	    !is_established(fd))
 		return NO_PIPE;
 	flags = fcntl(fd, F_GETFL);
@@ -426,7 +427,8 @@ APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count, 
 	} else if (result >= 0) {
 		errno = error;
 	}
-	if (offset && result > 0 && count >= atomic_load(&shim_gate_bytes) && shim_has(out_fd, IN_SET))
+	if (offset && result > 0 && count >= atomic_load(&shim_gate_bytes) &&
+	    shim_has(out_fd, IN_SET))
 		note_end(shim_look_up(out_fd), in_fd, *offset, result, call.is_little);
 	return result;
 }
@@ -438,7 +440,8 @@ INLINE int has_little_left(int in_fd, off64_t at, size_t count)
 	int64_t least = (int64_t)atomic_load_explicit(&shim_least_bytes, memory_order_relaxed);
 	struct stat in;
 
-	return (int64_t)count < least && syscall(SYS_fstat, in_fd, &in) == 0 && in.st_size - at < least;
+	return (int64_t)count < least && syscall(SYS_fstat, in_fd, &in) == 0 &&
+	       in.st_size - at < least;
 }
 
 EXPORT HOT_FIRST ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)

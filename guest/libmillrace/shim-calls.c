@@ -77,7 +77,8 @@ EXPORT void closefrom(int first)
 {
 	int is_known = forget(first > 0 ? first : 0, INT_MAX);
 
-	for (int own; is_known && (own = first_own(first > 0 ? (unsigned)first : 0, INT_MAX)) >= 0;) {
+	for (int own;
+	     is_known && (own = first_own(first > 0 ? (unsigned)first : 0, INT_MAX)) >= 0;) {
 		for (first = first > 0 ? first : 0; first < own; first++)
 			(void)NEXT(close)(first);
 		first = own + 1;
@@ -178,7 +179,9 @@ EXPORT ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t
 EXPORT ssize_t splice(int in_fd, off64_t *in_offset, int out_fd, off64_t *out_offset, size_t len,
 		      unsigned flags)
 {
-	return must_wait(out_fd) ? -1 : NEXT(splice)(in_fd, in_offset, out_fd, out_offset, len, flags);
+	return must_wait(out_fd)
+		       ? -1
+		       : NEXT(splice)(in_fd, in_offset, out_fd, out_offset, len, flags);
 }
 
 EXPORT HOT ssize_t send(int fd, const void *bytes, size_t len, int flags)
@@ -186,8 +189,8 @@ EXPORT HOT ssize_t send(int fd, const void *bytes, size_t len, int flags)
 	return must_wait(fd) ? -1 : NEXT(send)(fd, bytes, len, flags);
 }
 
-EXPORT HOT ssize_t sendto(int fd, const void *bytes, size_t len, int flags, __CONST_SOCKADDR_ARG address,
-		      socklen_t address_len)
+EXPORT HOT ssize_t sendto(int fd, const void *bytes, size_t len, int flags,
+			  __CONST_SOCKADDR_ARG address, socklen_t address_len)
 {
 	return must_wait(fd) ? -1 : NEXT(sendto)(fd, bytes, len, flags, address, address_len);
 }

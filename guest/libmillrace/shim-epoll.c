@@ -203,7 +203,8 @@ APART static void added(int set, int fd, struct entry *entry, const struct epoll
 		entry->pipe->armed = 1;
 		if (entry->pipe->fd >= 0 && entry->pipe->set != set) {
 			if (entry->pipe->set >= 0)
-				(void)control(entry->pipe->set, EPOLL_CTL_DEL, entry->pipe->fd, 0, 0);
+				(void)control(entry->pipe->set, EPOLL_CTL_DEL, entry->pipe->fd, 0,
+					      0);
 			entry->pipe->set = -1;
 			(void)shim_watch(fd, entry);
 		}
@@ -287,7 +288,8 @@ INLINE int change(int set, int fd, struct epoll_event *event, int *result)
 
 EXPORT HOT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 {
-	int is_ours = op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD ? event != NULL : op == EPOLL_CTL_DEL;
+	int is_ours = op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD ? event != NULL
+								 : op == EPOLL_CTL_DEL;
 	struct entry *entry;
 	int result;
 

@@ -261,7 +261,8 @@ void shim_look_again(void);
 /* Whether a pipe of so many bytes pays. Never waits for the agent. */
 INLINE int shim_pays(uint64_t bytes)
 {
-	if (__builtin_expect(atomic_fetch_sub_explicit(&shim_answers_left, 1, memory_order_relaxed) <= 0, 0))
+	if (__builtin_expect(
+		    atomic_fetch_sub_explicit(&shim_answers_left, 1, memory_order_relaxed) <= 0, 0))
 		shim_look_again();
 	return bytes >= atomic_load_explicit(&shim_least_bytes, memory_order_relaxed);
 }
