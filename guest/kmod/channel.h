@@ -96,12 +96,12 @@ struct mr_peer {
 	u32 id, index;
 	u64 generation;
 	char name[MR_NAME_LEN];
-	u32 state; /* enum mr_link_state: what we say */
+	u32 state; /* enum mr_link_state: our side */
 	bool attached; /* the peer's rings were checked and may be read */
 	bool open; /* messages can be sent */
-	bool broken; /* it did what no peer does; until its generation changes */
-	bool dead; /* it reads nothing any more */
-	u32 told_up; /* clients that know it, by bit */
+	bool broken; /* it broke the protocol; until its generation changes */
+	bool dead; /* it no longer reads */
+	u32 told_up; /* clients that were told, by bit */
 	u64 their_heartbeat;
 	unsigned long heard; /* jiffies */
 	struct mr_memory *memory;
@@ -121,13 +121,13 @@ struct mr_vector {
 	struct mr_channel *ch;
 	unsigned int index;
 	struct napi_struct napi;
-	unsigned int first; /* peer whose turn is first */
+	unsigned int first; /* peer with the first turn */
 	u64 interrupts, polls;
 	/* Polling; see channel_poll.c. */
 	struct task_struct *poller;
 	bool on_cpu; /* the thread watches the rings now */
 	bool poll_wanted;
-	bool paused; /* what is in the rings waits until the CPU is idle */
+	bool paused; /* messages wait until the CPU is idle */
 	struct hrtimer resume; /* or until then */
 	u64 window_ns, last_ns;
 	u64 poll_hits, poll_misses, polled_ns;
@@ -149,8 +149,8 @@ struct mr_channel {
 	u64 generation, window_len;
 	u32 regions_len;
 	struct mr_region regions[MR_MAX_REGIONS]; /* in CPU order */
-	bool leaving; /* the host wants it, or we go */
-	bool stopping; /* we go */
+	bool leaving; /* the host wants it, or the kernel module is unloaded */
+	bool stopping; /* the kernel module is unloaded */
 	u32 excludes_len, excludes_seq, excludes_held;
 	struct mr_dir *dir;
 	u32 own_index;
@@ -161,10 +161,10 @@ struct mr_channel {
 	struct delayed_work beat;
 	struct mr_peer __rcu *peers[MR_MAX_MEMBERS];
 	struct mr_retry retry[MR_MAX_MEMBERS];
-	u64 broken[MR_MAX_MEMBERS]; /* generations that did what no peer does */
+	u64 broken[MR_MAX_MEMBERS]; /* generations that broke the protocol */
 	struct mr_member table[MR_MAX_MEMBERS]; /* last copy, under mr_lock */
 	struct mr_exclude excludes[MR_MAX_EXCLUDES]; /* the same */
-	u8 half[MR_GUEST_OFF] __aligned(8); /* the host's, where a copy is made of it */
+	u8 half[MR_GUEST_OFF] __aligned(8); /* copy of the host's half */
 };
 
 extern struct mutex mr_lock; /* all control paths */
@@ -306,7 +306,7 @@ struct mr_rx {
 	u32 head_len;
 	u32 segs_len;
 	bool borrowed;
-	bool paused; /* nothing more is taken in this round */
+	bool paused; /* no more messages in this round */
 	u16 slot;
 	u8 head[MR_MAX_HEAD_LEN];
 	struct {

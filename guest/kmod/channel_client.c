@@ -10,7 +10,7 @@
 #define LAST_MS 5000
 
 static const struct mr_client __rcu *clients[MR_MAX_CLIENT + 1];
-static u32 taking; /* bits of those that take messages */
+static u32 taking; /* bits of clients that take messages */
 
 /* Caller holds the lock. */
 static const struct mr_client *client_at(unsigned int id)

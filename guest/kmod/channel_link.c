@@ -17,9 +17,9 @@
 
 #include "channel.h"
 
-#define FREE_FAILURES 4 /* to link a member, before there is a wait */
+#define FREE_FAILURES 4 /* failed tries to link a member before a wait */
 #define MAX_WAIT_BEATS 8
-#define FORGIVE_BEATS 16 /* after which one failure is forgotten */
+#define FORGIVE_BEATS 16 /* heartbeats after which one failure is forgotten */
 
 static struct mr_peer *peer_at(struct mr_channel *ch, u32 index)
 {

@@ -26,7 +26,7 @@
 #include "channel.h"
 
 #define MAX_POLL_US 10000
-#define LEAST_NS 5000 /* a shorter time is none */
+#define LEAST_NS 5000 /* a shorter time counts as none */
 #define SECTION_NS 2000000 /* without preemption; it ends at once when the CPU is wanted */
 /*
  * A round trip without polling is two doorbells and the work of both sides. With a smaller factor,
@@ -34,7 +34,7 @@
  */
 #define DOORBELLS 8
 #define PAUSE_NS 1000000 /* longest, where the CPU is never idle */
-#define MAX_DOORBELL_NS 1000000 /* a longer one was the host's doing */
+#define MAX_DOORBELL_NS 1000000 /* a longer one was delayed by the host */
 
 static unsigned int poll_us = 1000;
 module_param(poll_us, uint, 0644);

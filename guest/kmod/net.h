@@ -26,19 +26,19 @@
 /* Reasons why a packet to a member went the ordinary way; the names are in net_debugfs.c. */
 enum mr_reason {
 	MR_TAKEN,
-	MR_HELD, /* taken, once the destination has changed its way */
+	MR_HELD, /* taken, after the destination has changed its way */
 	MR_WAITED, /* taken, once the ring had room */
 	MR_NOT_CONFIRMED, /* neighbour and member table do not (yet) agree */
 	MR_PROTOCOL, /* neither TCP nor UDP, or options, or a fragment */
 	MR_ROUTE, /* another device, a gateway, IPsec, a tunnel */
-	MR_SOURCE, /* from an address that is not ours by the member table */
+	MR_SOURCE, /* source address is not ours by the member table */
 	MR_EGRESS, /* the device has egress filters or a qdisc that shapes */
 	MR_EXCLUDED, /* its flow is shifted by a pipe */
 	MR_SHAPE, /* a packet that a message cannot describe */
 	MR_REROUTED, /* POST_ROUTING sent it elsewhere */
 	MR_OVERFLOW, /* dropped: no room for long */
-	MR_DENIED, /* dropped by a rule or program that sees it last */
-	MR_LINK_DOWN, /* the link went while it was sent */
+	MR_DENIED, /* dropped by the last rule or program */
+	MR_LINK_DOWN, /* the link went down while it was sent */
 	MR_RX, /* received */
 	MR_RX_BORROWED, /* of those: with the sender's pages */
 	MR_RX_BAD, /* not an IP packet of that peer to us */
@@ -59,13 +59,13 @@ struct mr_self {
 	u32 id;
 	u32 macs_len, addresses_len;
 	u8 macs[MR_MAX_MACS][ETH_ALEN];
-	struct net_device *devs[MR_MAX_MACS]; /* that have these; held */
+	struct net_device *devs[MR_MAX_MACS]; /* devices with these; held */
 	struct in6_addr addresses[MR_MAX_ADDRESSES];
 };
 
 /* Packets that wait for room in the ring. */
 struct mr_backlog {
-	spinlock_t lock; /* keeps the order of those that wait and those that come */
+	spinlock_t lock; /* keeps the order of waiting and new packets */
 	struct sk_buff_head skbs;
 };
 
@@ -80,9 +80,9 @@ struct mr_node {
 
 enum mr_way {
 	MR_WAY_ORDINARY,
-	MR_WAY_TO_CHANNEL, /* held until everything sent before has arrived */
+	MR_WAY_TO_CHANNEL, /* held until all earlier packets have arrived */
 	MR_WAY_CHANNEL,
-	MR_WAY_TO_ORDINARY, /* held until the peer has taken everything */
+	MR_WAY_TO_ORDINARY, /* held until the peer has taken all messages */
 };
 
 /* Address of another member. */
@@ -101,9 +101,9 @@ struct mr_dest {
 	struct net_device *dev;
 	struct neighbour *neigh;
 	u8 eth[ETH_HLEN];
-	unsigned int queue, queues; /* the next one to be marked, of so many; 0: not begun */
-	u32 token; /* of the marks that are awaited */
-	atomic_t marks; /* that have not arrived */
+	unsigned int queue, queues; /* next one to be marked, and their number; 0: not begun */
+	u32 token; /* of the expected marks */
+	atomic_t marks; /* number of those that have not arrived */
 	unsigned long since; /* jiffies of the last change of way, or of the marks */
 	unsigned long retry_at; /* jiffies */
 	unsigned int failures;

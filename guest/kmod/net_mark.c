@@ -15,7 +15,7 @@
 
 #include "net.h"
 
-#define MAX_MARKS 32 /* of a member that wait for answers; more are lost, and sent again */
+#define MAX_MARKS 32 /* of a member that wait for answers; others are lost, and sent again */
 #define LOOK_MS 20 /* at CPUs that are busy receiving; two times that is less than MARK_MS */
 
 /* Marks of a member that came one way, by its index in the table. */
@@ -34,8 +34,8 @@ static DEFINE_SPINLOCK(marks_lock);
 
 struct visit {
 	struct work_struct work;
-	u32 asked; /* number of the last look at all CPUs that includes this one */
-	u32 seen; /* of that which found nothing left to receive */
+	u32 asked; /* number of the last check of all CPUs that includes this one */
+	u32 seen; /* number of the check that found nothing left to receive */
 };
 
 static DEFINE_PER_CPU(struct visit, visits);

@@ -39,7 +39,7 @@ struct mr_peer *mr_net_peers[MR_MAX_MEMBERS];
 
 static void move_work(struct work_struct *work);
 static DECLARE_DELAYED_WORK(work, move_work);
-static DEFINE_SPINLOCK(work_lock); /* between a look at `stopping` and the queueing */
+static DEFINE_SPINLOCK(work_lock); /* held from the check of `stopping` to the queueing */
 static bool stopping;
 static bool enabled = true;
 

@@ -14,7 +14,7 @@
 
 #include "net.h"
 
-#define COPY_WHOLE 2048 /* such packets get one piece of memory */
+#define COPY_WHOLE 2048 /* largest packet in one piece of memory */
 #define HEAD 128 /* of larger ones that are copied: for the stack's headers */
 
 /*
