@@ -109,7 +109,6 @@ impl Disks {
     /// known.
     ///
     /// # Errors
-    ///
     /// The file system is not on exactly one disk, or has failed the self-test.
     pub fn place_of(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
         self.tested_place(number, line, Need::Place)

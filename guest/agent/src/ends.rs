@@ -23,7 +23,6 @@ impl CheckedFd {
     /// Checks a descriptor.
     ///
     /// # Errors
-    ///
     /// Reason why it is no end of a pipe.
     pub fn new(fd: OwnedFd, role: Role) -> Result<Self, Reason> {
         let stat = fstat(&fd).map_err(|_| Reason::NotPermitted)?;
@@ -51,7 +50,6 @@ impl CheckedFd {
     /// Refuses a file as its own sink where the ranges overlap, like `copy_file_range(2)`.
     ///
     /// # Errors
-    ///
     /// [`Reason::Malformed`]: the ranges overlap.
     pub fn refuse_overlap(
         &self,

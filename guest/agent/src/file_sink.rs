@@ -81,7 +81,6 @@ impl FileSink {
     /// `flags` the result of [`check`].
     ///
     /// # Errors
-    ///
     /// Reason why the file cannot be piped to.
     pub fn new(
         program: OwnedFd,
@@ -226,7 +225,6 @@ impl FileSink {
     /// Writes bytes of the pipe from `at` on. Returns their number, which is all of them.
     ///
     /// # Errors
-    ///
     /// Those of `pwrite(2)`: then a part may be written, and later writes fail too.
     pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let result = self.try_write(at, bytes);

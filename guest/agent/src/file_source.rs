@@ -109,7 +109,6 @@ impl FileSource {
     /// over placeholders.
     ///
     /// # Errors
-    ///
     /// Reason why the file cannot be piped; [`Reason::EndOfFile`]: there are no bytes from the
     /// offset on.
     pub fn new(

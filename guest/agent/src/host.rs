@@ -94,7 +94,6 @@ impl Host {
     /// The current line, or the reason why there is none.
     ///
     /// # Errors
-    ///
     /// [`Reason::NotOffered`]: no daemon has answered yet; [`Reason::HostGone`]: one had answered
     /// before.
     pub fn line(&self) -> Result<Arc<Line>, Reason> {

@@ -33,7 +33,6 @@ impl Identity {
     /// Identity of the process that connected a Unix socket, at the time of the connect.
     ///
     /// # Errors
-    ///
     /// The descriptor is no such socket.
     pub fn of(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
         let [pid, uid, gid] = sys::peer_credentials(socket)?;

@@ -3,44 +3,47 @@
 //! # Theory of operation
 //! Programs connect to a Unix socket ([`serve`]) and hand over a source and a sink as descriptors:
 //! having them is the permission, as for `sendfile(2)`. For each connection a thread waits for
-//! requests. It looks at the descriptors itself and believes nothing that it can see for itself:
+//! requests ([`request`]). It checks the descriptors itself, and trusts no fact about them that it
+//! can check ([`pipe`], [`ends`]):
 //!
 //! - a **socket** ([`socket`]) must be established TCP. A sink is pushed until nothing is unsent.
-//! Of a source, the daemon gets the bytes received and the bytes that the program has read, taken
-//! at one moment. The rest is read from `TCP_INFO`;
+//!   Of a source, the daemon gets the numbers of bytes received and read by the program, taken at
+//!   one moment. The rest is read from `TCP_INFO`;
 //! - a **file that is read** ([`file_source`]) must be a regular one on ext4 or xfs. The agent
-//!   opens it again and takes a read lease ([`lease`]), so that nobody can write or truncate it,
-//!   then asks where its bytes lie ([`fiemap`]). Which disk of the VM that is, and that what is
-//!   found there really is the file's content, is shown once for each file system by a self-test
+//!   opens it again ([`reopen`]) and takes a read lease ([`lease`]), so that no process can write
+//!   or truncate it, then looks up its extents ([`fiemap`]). A self-test shows once for each file
+//!   system which disk of the VM it is on, and that the extents really have the file's content
 //!   ([`disks`], [`self_test`]): the agent writes a secret into a file, and the daemon must find it
-//!   on a disk at that place. If somebody has it open for writing already there is no lease. Then
-//!   the agent reads it with direct I/O over placeholders, piece by piece ([`placed_source`]),
-//!   where a self-test has shown that the daemon sees them;
-//! - a **file that is written** ([`file_sink`]) is one, too. The agent opens it again for direct
-//!   I/O and writes placeholders, which the daemon's disk replaces by the pipe's bytes, as a second
-//!   self-test shows. It does so as the program's user ([`identity`]): root's privileges are not
-//!   lent.
+//!   on a disk at that place. If another process has the file open for writing there is no lease.
+//!   Then the agent reads it with direct I/O over placeholders, piece by piece
+//!   ([`placed_source`]), where a self-test has shown that the daemon sees them;
+//! - a **file that is written** ([`file_sink`]) must be such a file, too. The agent opens it again
+//!   for direct I/O and writes placeholders, which the daemon's disk replaces by the pipe's bytes,
+//!   as a second self-test shows. It does so as the program's user ([`identity`]): root's
+//!   privileges are not lent.
 //!
-//! Then it asks the daemon ([`host`], [`line`]), one stream for all requests, and does what the
-//! daemon asks for ([`exchange`]) until the end, or until the program goes, its time is over,
-//! somebody wants to write the file that is read, or nothing is heard of the daemon any more
-//! ([`watch`]). Lease and descriptors are held until the daemon has said that it needs them no
-//! more.
+//! Then it asks the daemon ([`host`], [`line`]), over one stream for all requests, and serves the
+//! daemon's messages ([`exchange`]) until the end, or until the program exits, the time limit is
+//! over, a process wants to write the file that is read, or the daemon is silent for too long
+//! ([`watch`]). Lease and descriptors are held until the daemon has released them.
 //!
 //! Bytes of a socket that came to the guest before the pipe are the guest's to move: the agent
 //! reads just these, and takes them out of the socket only when they are in the sink.
 //!
-//! Whatever the end, no placeholder stays in a file and no byte is told that is not there: what is
-//! in doubt is read again and looked at. With a file as the sink even a lost daemon is so a short
-//! count.
-//!
-//! How many bytes a pipe must have to pay is measured ([`measure`]) once for each stream to the
-//! daemon, after its first pipe of a file; programs can ask for it.
 //! At every end, no placeholder stays in a file and no byte is reported that is not there: bytes in
 //! doubt are read again and checked. With a file as the sink, the answer is a short count even when
 //! the daemon is lost.
-//! reason is not to be followed by that: [`guest_abi::Reason::Lost`], as nobody knows how much has
-//! arrived; with a count, so much has.
+//!
+//! A program that believes its bytes to be sent gets a pipe in the background ([`background`]),
+//! which outlives it.
+//!
+//! The break-even size of pipes is measured ([`measure`]) once for each stream to the daemon, after
+//! its first pipe of a file; programs can ask for it.
+//!
+//! Each obstacle has a [`guest_abi::Reason`], with which the program's library falls back to the
+//! ordinary system call; the daemon gets their counts ([`refusals`]) for its metrics. After one
+//! reason there is no fallback: [`guest_abi::Reason::Lost`], as the number of bytes that arrived is
+//! not known; with a count, it is.
 //!
 //! # Limits
 //! - 256 connections of programs ([`serve::MAX_CONNECTIONS`]): each has a thread. 128 of one user

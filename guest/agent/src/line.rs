@@ -319,7 +319,6 @@ impl Line {
     /// Sends a message whose last answer is of kind `answer`. Each event rings `wake`.
     ///
     /// # Errors
-    ///
     /// The stream has ended, and the message did not arrive as a whole.
     pub fn call(
         self: &Arc<Self>,
@@ -369,7 +368,6 @@ impl Line {
     /// the threads that they are for.
     ///
     /// # Errors
-    ///
     /// Always: the cause of the end.
     pub fn read(&self) -> io::Result<std::convert::Infallible> {
         let mut stream = BufReader::with_capacity(READ_BYTES, Stream(self.stream.as_fd()));

@@ -93,7 +93,6 @@ pub fn min_bytes_kib(start: Duration, copy: Duration, copied_bytes: u64) -> u32 
 /// Measures on a file system, with `program` as the program's end of a connection to this agent.
 ///
 /// # Errors
-///
 /// A step failed, or the daemon took the pipe, which it must refuse.
 pub fn measure(device: u64, program: &OwnedFd) -> io::Result<u32> {
     let (sender, receiver) = loopback()?;

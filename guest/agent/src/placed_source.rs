@@ -44,7 +44,6 @@ impl PlacedSource {
     /// system's device.
     ///
     /// # Errors
-    ///
     /// [`Reason::NoLease`]: the file cannot be read over placeholders either. Or the host is lost.
     pub fn new(
         plain: File,

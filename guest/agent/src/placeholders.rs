@@ -45,7 +45,6 @@ impl Blocks {
     /// `at` on: a multiple of a sector. Returns the number of bytes written, also such a multiple.
     ///
     /// # Errors
-    ///
     /// Those of `pwrite(2)`.
     /// Those of `pwrite(2)`.
     pub fn write(
@@ -122,7 +121,6 @@ impl OverReadBuffer {
     /// the file. The bytes are not in the memory: the daemon, which knows the tag, has them.
     ///
     /// # Errors
-    ///
     /// Those of `pread(2)`.
     pub fn read(
         &mut self,

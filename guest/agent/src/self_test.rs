@@ -27,7 +27,6 @@ const PROBE_TIME: Duration = Duration::from_secs(5);
 /// number. The file system begins at `base` on the disk.
 ///
 /// # Errors
-///
 /// The daemon has not found it, or a step failed.
 pub fn read(device: u64, base: u64, line: &Arc<Line>) -> Result<u32, Reason> {
     let (file, secret) = secret_file(device)?;
@@ -49,7 +48,6 @@ pub fn read(device: u64, base: u64, line: &Arc<Line>) -> Result<u32, Reason> {
 /// Writes placeholders into a file on a device and checks that the daemon has replaced them.
 ///
 /// # Errors
-///
 /// It has not, or a step failed.
 pub fn write(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     let file = temporary_file(device, OFlags::DIRECT)?;
@@ -69,7 +67,6 @@ pub fn write(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
 /// that it sees the secret.
 ///
 /// # Errors
-///
 /// The memory has changed, or a step failed.
 pub fn read_over(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     let ((file, secret), tag) = (secret_file(device)?, random()?);

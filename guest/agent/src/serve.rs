@@ -103,7 +103,6 @@ impl Agent {
     /// Listens for programs and begins to connect to the daemon.
     ///
     /// # Errors
-    ///
     /// Another agent listens there; the socket cannot be made.
     pub fn start(config: Config<impl Dial>) -> Result<Self, AgentError> {
         let listener = listen_at(&config.socket)?;

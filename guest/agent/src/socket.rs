@@ -102,7 +102,6 @@ impl SocketSource {
     /// Source, with its description for the daemon.
     ///
     /// # Errors
-    ///
     /// Reason why it cannot be piped from. One is a peer that has closed its side: the ordinary
     /// read gets the rest.
     pub fn new(program: OwnedFd) -> Result<(Self, SocketEnd), Reason> {
@@ -164,7 +163,6 @@ impl SocketSink {
     /// description for the daemon.
     ///
     /// # Errors
-    ///
     /// Reason why it cannot be piped to.
     pub fn new(program: OwnedFd, unsent_time: Duration) -> Result<(Self, SocketEnd), Reason> {
         let mut sink = Self { program, corked: false };
@@ -183,7 +181,6 @@ impl SocketSink {
     /// Pushes unsent bytes. Returns the description for the daemon when there are none.
     ///
     /// # Errors
-    ///
     /// Reason why it cannot be piped to.
     pub fn try_settle(&mut self) -> Result<Option<SocketEnd>, Reason> {
         let mut info = established(self.program.as_fd())?;
