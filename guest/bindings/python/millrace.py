@@ -1,5 +1,6 @@
-"""Pipes for programs in a guest: the host moves bytes between files and TCP connections, and they do not
-pass through the virtual machine.
+"""Pipes for programs in a guest: the host moves bytes between files and TCP connections.
+
+The bytes do not pass through the virtual machine.
 
     import millrace, os
 
@@ -17,8 +18,8 @@ pass through the virtual machine.
             sent += moved
         return sent
 
-All pairs of files and sockets can be piped; millrace_pipe(3) tells what becomes of the bytes. This module
-calls libmillrace.so.1. Where that is not installed nothing is piped, and programs go on as without it.
+All pairs of files and sockets can be piped; millrace_pipe(3) describes them. This binding calls
+libmillrace.so.1. Where that is not installed nothing is piped, and programs go on as without it.
 """
 
 import ctypes
@@ -34,7 +35,7 @@ _OWN_POSITION = -1
 # Numbers of millrace-reasons.h.
 _CANCELLED = 1
 _NO_AGENT = 98
-# What a size_t that is also an offset can say.
+# Largest size_t that is also an offset.
 _MAX_COUNT = 2**63 - 1
 _MAX_TIMEOUT_MS = 2**32 - 1
 
@@ -83,11 +84,11 @@ _library = _load()
 
 
 class NotPiped(OSError):
-    """Nothing was moved.
+    """Error of a pipe that moved nothing.
 
-    reason: its number, as in millrace.h; reason_text: for people; may_fall_back: whether the ordinary
-    calls may be tried instead. When not, the time was over, or nobody knows how much has arrived: close
-    the connection then.
+    reason: its number, as in millrace.h; reason_text: for people; may_fall_back: whether the
+    ordinary calls may be tried instead. If not, the time limit was over, or the number of bytes
+    that arrived is not known: close the connection then.
     """
 
     def __init__(self, number, reason):
@@ -119,7 +120,7 @@ def _milliseconds(timeout):
         return 0
     if timeout < 0:
         raise ValueError("a negative timeout")
-    # 0 would be never.
+    # 0 would mean no limit.
     return min(max(math.ceil(timeout * 1000), 1), _MAX_TIMEOUT_MS) if math.isfinite(timeout) else 0
 
 
@@ -137,19 +138,18 @@ def _need_library():
 
 
 def _begin(call, out, in_, count, options):
-    """The call's result, and the reason of what failed."""
+    """Calls the library; returns its result, the errno and the reason."""
     result = call(_fd(out), _fd(in_), count, ctypes.byref(options))
     return result, ctypes.get_errno(), _library.millrace_reason()
 
 
 def pipe(out, in_, count, in_offset=None, out_offset=None, timeout=None):
-    """Moves up to count bytes from in_ to out and returns how many, which may be fewer; 0 at the end of a
-    file.
+    """Moves up to count bytes from in_ to out and returns their number.
 
-    Both are descriptors or have a fileno(). Offsets are of files, in bytes; without one the descriptor's
-    own position is used and goes on (not that of a buffering file object). The timeout is in seconds;
-    after it the pipe ends with what it has moved. Raises NotPiped when nothing was moved and there was a
-    reason.
+    It may be less than count; it is 0 at the end of a file. Both ends are descriptors or have a
+    fileno(). Offsets are of files, in bytes; without one the descriptor's own position is used and
+    advances (not that of a buffering file object). The timeout is in seconds; after it the bytes
+    moved so far are the result. Raises NotPiped when nothing was moved and there was a reason.
     """
     options = _options(count, in_offset, out_offset, timeout)
     library = _need_library()
@@ -158,7 +158,7 @@ def pipe(out, in_, count, in_offset=None, out_offset=None, timeout=None):
         moved, number, reason = _begin(library.millrace_pipe_options, out, in_, count, options)
         if moved >= 0:
             return moved
-        # As all calls of Python: the handler has run when the next line is reached, and did not raise.
+        # As in all calls of Python: the handler has run before the next line, and did not raise.
         if reason != _CANCELLED or number != errno.EINTR:
             raise NotPiped(number, reason)
         if until is not None:
@@ -166,20 +166,20 @@ def pipe(out, in_, count, in_offset=None, out_offset=None, timeout=None):
 
 
 class Pipe:
-    """A pipe that goes on beside the program: see start()."""
+    """Pipe that runs beside the program: see start()."""
 
     def __init__(self, fd):
         self._descriptor = fd
         self._result = None
 
     def fileno(self):
-        """Readable when the pipe is over: for select, selectors and asyncio."""
+        """Descriptor that is readable when the pipe is over: for select, selectors and asyncio."""
         if self._descriptor < 0:
             raise ValueError("the pipe is closed")
         return self._descriptor
 
     def status(self):
-        """None while it is under way; then how many bytes were moved, or NotPiped is raised."""
+        """Returns None while it runs, then the number of bytes moved, or raises NotPiped."""
         if self._result is None:
             result = _Result()
             got = _library.millrace_pipe_status(self.fileno(), ctypes.byref(result))
@@ -194,8 +194,10 @@ class Pipe:
         return self._result.moved
 
     async def moved(self):
-        """Waits for the end in an event loop: how many bytes, or NotPiped is raised. Cancelled, it closes
-        the pipe."""
+        """Waits in an event loop; returns the number of bytes moved, or raises NotPiped.
+
+        Closes the pipe when cancelled.
+        """
         import asyncio
 
         loop, fd = asyncio.get_running_loop(), self.fileno()
@@ -211,7 +213,7 @@ class Pipe:
         return self.status()
 
     def close(self):
-        """Cancels it, unless it is over."""
+        """Closes the descriptor; cancels the pipe, unless it is over."""
         fd, self._descriptor = self._descriptor, -1
         if fd >= 0:
             os.close(fd)
@@ -227,8 +229,11 @@ class Pipe:
 
 
 def start(out, in_, count, in_offset=None, out_offset=None, timeout=None):
-    """Begins a pipe without ever waiting, and returns a Pipe. Arguments are pipe()'s; both ends may be
-    closed at once. Raises NotPiped when it could not begin."""
+    """Begins a pipe without ever waiting, and returns a Pipe.
+
+    Arguments are pipe()'s; both ends may be closed at once. Raises NotPiped when it could not
+    begin.
+    """
     options = _options(count, in_offset, out_offset, timeout)
     library = _need_library()
     fd, number, reason = _begin(library.millrace_pipe_start, out, in_, count, options)
@@ -243,5 +248,5 @@ def available():
 
 
 def min_bytes():
-    """From how many bytes on a pipe pays in this guest, as the agent has measured; None: not known."""
+    """Returns the break-even size of pipes in this guest in bytes; None: not known."""
     return (_library.millrace_min_bytes() if _library else 0) or None

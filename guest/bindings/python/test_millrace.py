@@ -1,4 +1,7 @@
-"""Tests with an agent that moves the bytes itself. A test of guest/agent runs them with the library."""
+"""Tests with an agent that moves the bytes itself.
+
+A test of guest/agent runs them with the library.
+"""
 
 import asyncio
 import contextlib
@@ -28,7 +31,7 @@ WANT = bytes(at * 2654435761 >> 24 & 255 for at in range(300001))
 
 
 class Agent:
-    """Moves all bytes of a pipe, or does what it is told: a reason, a most count, or "hold" or "die"."""
+    """Agent that moves all bytes, or answers as told: a reason, a most count, "hold" or "die"."""
 
     def __init__(self, folder):
         self.reset()

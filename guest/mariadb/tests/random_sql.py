@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Random tables and statements for `differential`. What they say must not depend on the plan: rows are
-ordered by a unique column, and changes that may meet duplicates go row by row in that order."""
+"""Random tables and statements for `differential`.
+
+Their results must not depend on the plan: rows are ordered by a unique column, and changes that may
+meet duplicates go row by row in that order.
+"""
 import re
 
 COLLATIONS = [
@@ -20,7 +23,7 @@ RAW = ["", "\\0", "\\0\\0", "a", "a\\0", "aaaaaaaa", "aaaaaaaa\\0", "aaaaaaaaa",
 
 
 class Column:
-    """A type, how to make values of it, and how it can be a key."""
+    """Type of a column, with its values and its use in keys."""
 
     def __init__(self, name, rng):
         self.name = name
@@ -371,7 +374,7 @@ def join(a, b, rng):
 
 
 def join_update(a, b, rng):
-    """Which row would be the first duplicate depends on the plan: columns of unique keys are left alone."""
+    """Leaves columns of unique keys alone: which row is the first duplicate depends on the plan."""
     taken = " ".join(" ".join(p) for k, p in a.keys if "key k" not in k or "unique" in k)
     free = [c for c in a.columns if not re.search(r"\b%s\b" % c.name, taken)]
     if not free:
@@ -385,7 +388,7 @@ def changes(statement):
 
 
 def checksum(tables, statement):
-    """What shows where a difference begins."""
+    """Shows where a difference begins."""
     t = next((t for t in tables if re.search(r"\b%s\b" % t.name, statement)), tables[0])
     return "select count(*), sum(crc32(concat_ws(',', %s))) from %s" % (
         ", ".join("hex(%s)" % c.name for c in t.columns),

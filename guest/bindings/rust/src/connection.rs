@@ -1,4 +1,4 @@
-//! Connections to the agent: made, kept for the next call, and spoken over.
+//! Connections to the agent: made, used for a request, and kept for the next call.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -18,10 +18,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Error;
 
-/// Connections kept. Further calls at the same time make their own and close it.
+/// Most connections that are kept. Further calls at the same time make their own and close it.
 pub const MAX_KEPT: usize = 16;
 
-/// Those that no call uses, and whose they are: a child of `fork(2)` must not speak over its parent's.
+/// Idle connections and the process that made them: a child of `fork(2)` must not use its parent's.
 struct Kept {
     owner: Option<rustix::process::Pid>,
     idle: Vec<Arc<OwnedFd>>,
@@ -39,20 +39,20 @@ fn kept() -> MutexGuard<'static, Kept> {
     kept
 }
 
-/// How a call takes its time.
+/// Whether a call may wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// As long as it takes.
+    /// Waits for as long as it takes.
     Yes,
-    /// Not even for an agent that is behind.
+    /// Never waits, also not for an agent with a full backlog.
     No,
 }
 
-/// One connection, with one request at a time.
+/// Connection with one request at a time.
 #[derive(Debug)]
 pub struct Connection(Arc<OwnedFd>);
 
-/// Where the agent listens.
+/// Path of the agent's socket.
 fn socket_path() -> PathBuf {
     let trusted = getuid() == geteuid() && getgid() == getegid();
     let other = std::env::var_os("MILLRACE_AGENT_SOCKET").filter(|_| trusted);
@@ -75,13 +75,13 @@ impl Connection {
                 return Err(failed(error));
             }
         }
-        // It was for connecting alone.
+        // The connect alone needed it.
         ioctl_fionbio(&fd, false).map_err(failed)?;
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Sends a request on a kept connection, or on a new one: the agent closes those that are idle for
-    /// long.
+    /// Sends a request on a kept connection, or on a new one: the agent closes those that are idle
+    /// for long.
     pub fn send(
         request: &Request,
         fds: &[BorrowedFd<'_>],
@@ -117,7 +117,7 @@ impl Connection {
         }
     }
 
-    /// Why a new connection takes no request: the agent may have said it before it closed.
+    /// Reason why a new connection takes no request: the agent may have sent one before it closed.
     fn refusal(&self) -> Error {
         for _ in 0..2 {
             if let Ok(Some(answer)) = self.answer(Wait::No) {
@@ -127,10 +127,10 @@ impl Connection {
         Error::no_agent()
     }
 
-    /// The answer; nothing when there is none yet.
+    /// Reads the answer; none when it has not come yet.
     ///
     /// # Errors
-    /// There will be none.
+    /// There will be no answer.
     pub fn answer(&self, wait: Wait) -> Result<Option<Answer>, Errno> {
         let mut bytes = [0; size_of::<Answer>() + 1];
         let flags = match wait {
@@ -151,7 +151,7 @@ impl Connection {
         if known { Ok(Some(answer)) } else { Err(Errno::PROTO) }
     }
 
-    /// For the next call; the caller drops it now. Only one whose request was answered.
+    /// Keeps the connection for the next call; the caller drops it now. Only after an answer.
     pub fn keep(&self) {
         let mut kept = kept();
         if kept.idle.len() < MAX_KEPT {
@@ -166,7 +166,7 @@ impl AsFd for Connection {
     }
 }
 
-/// An answer's reason.
+/// Reason in an answer.
 pub fn reason(answer: &Answer) -> Reason {
     Reason::from_number(answer.reason.get())
 }

@@ -1,19 +1,19 @@
-//! Why a pipe moved nothing.
+//! Error of a pipe that moved nothing.
 
 use guest_abi::Reason;
 
-/// Errno of what has no agent, as the C library has it: `EOPNOTSUPP`.
+/// Errno without an agent, as in the C library: `EOPNOTSUPP`.
 const NOT_SUPPORTED: i32 = 95;
 /// `EIO`.
 const IO: i32 = 5;
 
-/// Nothing was moved, and there was a reason.
+/// Error of a pipe that moved nothing, with its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not piped: {}", reason.text())]
 pub struct Error {
-    /// Why.
+    /// Reason why nothing was moved.
     pub reason: Reason,
-    /// The nearest errno, never 0.
+    /// Nearest errno, never 0.
     pub errno: i32,
 }
 
@@ -30,15 +30,15 @@ impl Error {
         Self::new(Reason::NoAgent, NOT_SUPPORTED)
     }
 
-    /// True when the ordinary system calls may be tried instead. Not when the time was over, and not
-    /// when nobody knows how much has arrived ([`Reason::Lost`]): close the connection then.
+    /// True when the ordinary system calls may be tried instead. Not after a timeout, and not when
+    /// the number of bytes that arrived is unknown ([`Reason::Lost`]): close the connection then.
     pub fn may_fall_back(&self) -> bool {
         !matches!(self.reason, Reason::Lost | Reason::Cancelled | Reason::TimedOut)
     }
 }
 
 impl From<Error> for std::io::Error {
-    /// Of the errno's kind, with the reason's text.
+    /// Makes an error of the errno's kind, with the reason's text.
     fn from(error: Error) -> Self {
         Self::new(Self::from_raw_os_error(error.errno).kind(), error)
     }

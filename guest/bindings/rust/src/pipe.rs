@@ -1,4 +1,4 @@
-//! The calls.
+//! Calls for pipes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -10,20 +10,22 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::Error;
 use crate::connection::{Connection, Wait, reason};
 
-/// Where a pipe reads and writes, and how long it may take.
+/// Offsets and time limit of a pipe.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Where to read in a file, in bytes; nothing: at its own position, which goes on. A socket has none.
+    /// Start in a file that is read, in bytes; none: its own position, which advances. None for a
+    /// socket.
     pub in_offset: Option<u64>,
-    /// Where to write in a file, likewise.
+    /// Start in a file that is written, likewise.
     pub out_offset: Option<u64>,
-    /// After which it ends with what it has moved; rounded up to milliseconds. Nothing: never.
+    /// Time limit, rounded up to milliseconds: then the bytes moved so far are the result. None: no
+    /// limit.
     pub timeout: Option<Duration>,
 }
 
 impl Options {
     fn timeout_ms(&self) -> u32 {
-        // 0 would be never.
+        // 0 would mean no limit.
         let ms = |time: Duration| time.as_nanos().div_ceil(1_000_000).max(1);
         self.timeout.map_or(0, |time| u32::try_from(ms(time)).unwrap_or(u32::MAX))
     }
@@ -56,7 +58,7 @@ fn request(op: u16) -> Request {
     }
 }
 
-/// Bytes moved, or why there are none.
+/// Returns the bytes moved, or the reason why there are none.
 fn judge(answer: &Answer) -> Result<u64, Error> {
     match (answer.moved_bytes.get(), answer.errno.get()) {
         (0, errno) if errno > 0 => Err(Error::new(reason(answer), errno as i32)),
@@ -64,8 +66,8 @@ fn judge(answer: &Answer) -> Result<u64, Error> {
     }
 }
 
-/// Moves up to `count` bytes from `input` to `out` and returns when it is done; how many, which may be
-/// fewer, and 0 at the end of a file.
+/// Moves up to `count` bytes from `input` to `out` and returns when they have arrived. Returns
+/// their number, which may be fewer, and 0 at the end of a file.
 ///
 /// # Errors
 /// Nothing was moved.
@@ -85,8 +87,8 @@ fn begin(
     Ok(Pipe { connection, result: None })
 }
 
-/// A pipe that goes on beside the program. Its descriptor is readable when it is over; dropping it
-/// before cancels it.
+/// Pipe that runs beside the program. Its descriptor is readable when it is over; dropping it
+/// earlier cancels it.
 #[derive(Debug)]
 pub struct Pipe {
     connection: Connection,
@@ -107,7 +109,7 @@ impl Pipe {
         begin(&out, &input, count, options, Wait::No)
     }
 
-    /// The result as [`pipe`] has it when it is over; nothing while it is under way.
+    /// Returns the result, as [`pipe`] does, when the pipe is over; none while it runs.
     pub fn status(&mut self) -> Option<Result<u64, Error>> {
         self.look(Wait::No)
     }
@@ -126,7 +128,7 @@ impl Pipe {
             self.result = match self.connection.answer(wait) {
                 Ok(None) => None,
                 Ok(Some(answer)) => Some(judge(&answer)),
-                // An agent that died may have moved bytes: nobody knows.
+                // An agent that died may have moved bytes: their number is not known.
                 Err(_) => Some(Err(Error::of(Reason::Lost))),
             };
         }
@@ -153,10 +155,10 @@ impl Drop for Pipe {
     }
 }
 
-/// What the host offers.
+/// Offer of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// From how many bytes on a pipe pays in this guest, as the agent has measured; nothing: not known.
+    /// Break-even size of pipes in this guest, as the agent has measured it; none: not known.
     pub min_bytes: Option<u64>,
 }
 

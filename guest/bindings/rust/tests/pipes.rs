@@ -1,5 +1,5 @@
-//! All pairs of ends, over an agent that moves the bytes itself. One process has one agent: it is named
-//! in the environment.
+//! Pipes between all pairs of ends, over an agent that moves the bytes itself. One process has one
+//! agent: the environment names it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 mod fake;
 
-/// Not a multiple of what anybody moves at a time.
+/// Length that is no multiple of any single step.
 const LEN: usize = 300_001;
 
 fn bytes(len: usize) -> Vec<u8> {
@@ -32,7 +32,7 @@ fn at(in_offset: Option<u64>, out_offset: Option<u64>) -> Options {
     Options { in_offset, out_offset, timeout: None }
 }
 
-/// False where nobody has named an agent: all ignored tests are run.
+/// False where the environment names no agent: all ignored tests are run.
 fn is_inner() -> bool {
     std::env::var_os("MILLRACE_AGENT_SOCKET").is_some()
 }

@@ -1,5 +1,5 @@
-//! An agent that moves the bytes itself, or says what a test wants: for tests of what programs call, in
-//! all languages.
+//! Fake agent that moves the bytes itself, or answers as a test wants: for tests of the calls of
+//! programs, in all languages.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -24,22 +24,22 @@ use tempfile::TempDir;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What it is to do with a pipe.
+/// Answer to a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Say {
-    /// Moves all of it.
+    /// Moves all bytes.
     Move,
-    /// Moves so many bytes at most, and says why not more.
+    /// Moves at most this many bytes, and gives this reason for the rest.
     AtMost(u64, Reason),
-    /// Moves nothing.
+    /// Moves nothing, with this reason.
     Refuse(Reason),
-    /// Dies, having moved so many bytes.
+    /// Dies after it has moved this many bytes.
     Die(u64),
-    /// Waits until the program has enough, and says then that it is cancelled.
+    /// Waits until the program cancels, and answers that.
     Hold,
 }
 
-/// A pipe or a query as it was asked for.
+/// Pipe or query that a program asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
     pub op: u16,
@@ -66,7 +66,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// It goes, with all its connections, when dropped.
+/// Fake agent. Ends, with all its connections, when dropped.
 #[derive(Debug)]
 pub struct FakeAgent {
     pub socket: PathBuf,
@@ -87,7 +87,7 @@ impl FakeAgent {
         let (listener, shared) = (Arc::new(listener), Arc::new(Shared::default()));
         let (accepting, served) = (listener.clone(), shared.clone());
         thread::spawn(move || {
-            // Programs that other tests start meanwhile look at what they have inherited.
+            // Programs that other tests start meanwhile check their inherited descriptors.
             while let Ok(program) = accept_with(&accepting, SocketFlags::CLOEXEC) {
                 let (program, shared) = (Arc::new(program), served.clone());
                 let mut state = shared.state.lock().unwrap();
@@ -100,41 +100,41 @@ impl FakeAgent {
         Self { socket, listener, shared, _folder: folder }
     }
 
-    /// What it does with the next pipes; with all others it moves everything.
+    /// Sets the answers to the next pipes; of all others it moves all bytes.
     pub fn say(&self, says: impl IntoIterator<Item = Say>) {
         self.shared.state.lock().unwrap().says.extend(says);
     }
 
-    /// Pipes of just this length wait until the program has enough: of several that a program starts
-    /// beside itself, nobody can tell which comes first.
+    /// Holds pipes of this length until the program cancels: of several that a program starts
+    /// beside itself, the order is not known.
     pub fn hold(&self, len_bytes: u64) {
         self.shared.state.lock().unwrap().held_len_bytes = Some(len_bytes);
     }
 
-    /// What it answers to queries.
+    /// Sets the break-even size in answers to queries.
     pub fn set_min_kib(&self, min_kib: u32) {
         self.shared.state.lock().unwrap().min_kib = min_kib;
     }
 
-    /// What it was asked since the last time, queries as well.
+    /// Returns the requests since the last call, with queries.
     pub fn everything_asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.shared.state.lock().unwrap().asked)
     }
 
-    /// The pipes of these.
+    /// Returns the pipes among these.
     pub fn asked(&self) -> Vec<Asked> {
         let mut asked = self.everything_asked();
         asked.retain(|asked| asked.op == op::PIPE);
         asked
     }
 
-    /// Waits until so many held pipes were cancelled since it began.
+    /// Waits until this many held pipes were cancelled since its start.
     pub fn wait_cancelled(&self, count: usize) {
         let state = self.shared.state.lock().unwrap();
         drop(self.shared.changed.wait_while(state, |state| state.cancelled < count).unwrap());
     }
 
-    /// Connections that programs have made.
+    /// Number of connections that programs have made.
     pub fn accepted(&self) -> usize {
         self.shared.state.lock().unwrap().accepted
     }
@@ -148,7 +148,7 @@ impl FakeAgent {
 }
 
 impl FakeAgent {
-    /// Nobody is there any more.
+    /// Ends the agent.
     pub fn end(&self) {
         let _ = shutdown(&self.listener, Shutdown::Both);
         self.close_all();
@@ -161,7 +161,7 @@ impl Drop for FakeAgent {
     }
 }
 
-/// The end of a connection, also of one whose thread panics: the program is not to wait for ever.
+/// Guard that ends a connection, also when its thread panics: the program must not wait for ever.
 struct Leave<'a>(&'a Arc<OwnedFd>, &'a Shared);
 
 impl Drop for Leave<'_> {
@@ -237,7 +237,7 @@ fn receive(program: &OwnedFd) -> Option<(Request, Vec<OwnedFd>)> {
     (got.bytes == bytes.len()).then(|| (Request::read_from_bytes(&bytes).unwrap(), fds))
 }
 
-/// What was moved and why not more; nothing: it dies.
+/// Moves the bytes. Returns their number and the reason for the rest; none: the agent dies.
 fn pipe(
     request: &Request,
     fds: Vec<OwnedFd>,
@@ -268,7 +268,7 @@ fn pipe(
     })
 }
 
-/// One end, and where it is when it is a file.
+/// End of a pipe, with its position in a file.
 struct End {
     file: File,
     at: Option<u64>,
