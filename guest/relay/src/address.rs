@@ -1,4 +1,4 @@
-//! Where the host is, and where programs connect.
+//! Addresses of the host, and of the relay's sockets.
 
 use std::fmt;
 use std::io;
@@ -18,12 +18,12 @@ const HOST_CID: u32 = 2;
 /// `AF_VSOCK`.
 const VSOCK: i32 = rustix::net::AddressFamily::VSOCK.as_raw() as i32;
 
-/// Where the host's modules are.
+/// Address of the host's WebAssembly modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// A context id and a port of vsock.
+    /// Context id and port of vsock.
     Vsock(u32, u32),
-    /// A Unix socket that stands for it.
+    /// Unix socket in the place of vsock.
     Unix(PathBuf),
 }
 
@@ -31,11 +31,11 @@ impl Address {
     /// The host of this VM.
     pub const HOST: Self = Self::Vsock(HOST_CID, PORT);
 
-    /// Begins to connect, without waiting: once the socket can be written, [`outcome`] says how that
-    /// ended.
+    /// Begins to connect, without waiting: once the socket can be written, [`outcome`] returns the
+    /// result.
     ///
     /// # Errors
-    /// Nobody is there.
+    /// No listener is there.
     pub fn dial(&self) -> io::Result<OwnedFd> {
         let (domain, address) = match self {
             Self::Vsock(cid, port) => (Domain::from(VSOCK), SockAddr::vsock(*cid, *port)),
@@ -54,10 +54,10 @@ fn in_progress() -> i32 {
     rustix::io::Errno::INPROGRESS.raw_os_error()
 }
 
-/// How connecting has ended.
+/// Result of connecting.
 ///
 /// # Errors
-/// Nobody is there.
+/// No listener is there.
 pub fn outcome(socket: impl AsFd) -> io::Result<()> {
     Ok(socket_error(socket)??)
 }
@@ -86,12 +86,12 @@ impl FromStr for Address {
     }
 }
 
-/// Where programs connect.
+/// Address at which programs connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
     /// A Unix socket.
     Unix(PathBuf),
-    /// An address of this machine.
+    /// TCP address of this machine.
     Tcp(SocketAddr),
 }
 
@@ -121,10 +121,10 @@ fn unix_path(text: &str) -> Option<PathBuf> {
     path.starts_with('/').then(|| path.into())
 }
 
-/// A module's name, as a hello has it.
+/// Converts a module's name for a hello.
 ///
 /// # Errors
-/// It is none.
+/// It is no valid name.
 pub fn module_name(name: &str) -> Result<[u8; MAX_NAME_BYTES], RelayError> {
     let wrong = || RelayError::Name(name.into());
     let fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_".contains(&b);

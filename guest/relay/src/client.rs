@@ -1,4 +1,4 @@
-//! A client that waits: for programs with a thread, and for tests.
+//! Client that waits: for programs with a thread, and for tests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,26 +17,26 @@ use crate::error::{Failure, RelayError};
 use crate::raw::{timespec, wait_until_connected};
 use crate::session::{Event, Greeting, Session};
 
-/// Between two tries to connect.
+/// Pause between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How a client is to be.
+/// Settings of a client.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the host is.
+    /// Address of the host.
     pub address: Address,
-    /// Which module; none: only the list of modules.
+    /// Name of the module; none: only the list of modules.
     pub module: Option<String>,
-    /// Its id; none: a new one.
+    /// Id of the client; none: a new one.
     pub id: Option<[u8; 16]>,
-    /// For so long it is tried to connect again.
+    /// Time for which connecting is retried.
     pub patience: Duration,
-    /// A call waits for so long.
+    /// Time limit of a call.
     pub timeout: Duration,
 }
 
 impl Config {
-    /// For a module, with patience and timeout of 30 seconds.
+    /// Settings for a module, with patience and timeout of 30 seconds.
     pub fn new(address: Address, module: &str) -> Self {
         let time = Duration::from_secs(30);
         let module = Some(module.into());
@@ -44,29 +44,29 @@ impl Config {
     }
 }
 
-/// An id that nobody guesses.
+/// Makes an id that is hard to guess.
 ///
 /// # Errors
-/// The kernel has none.
+/// The kernel has no random bytes.
 pub fn new_id() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
     getrandom(&mut id, GetRandomFlags::empty())?;
-    // A nought in each byte is no id.
+    // An id of zeroes is invalid.
     id[0] |= 1;
     Ok(id)
 }
 
-/// An answer.
+/// Reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// To which request.
+    /// Number of the request.
     pub seq: u64,
-    /// What the module says, or why the host failed the request.
+    /// Answer of the module, or failure reported by the host.
     pub answer: Result<Vec<u8>, Failure>,
 }
 
-/// A client of a module. When the connection breaks it connects again and sends again what has no
-/// reply; [`Client::lives`] tells whether the module forgot something meanwhile.
+/// Client of a module. When the connection breaks, connects again and repeats the requests without
+/// a reply; [`Client::lives`] shows whether the module has lost state meanwhile.
 #[derive(Debug)]
 pub struct Client {
     config: Config,
@@ -83,7 +83,7 @@ impl Client {
     /// Connects, and waits for the host's welcome.
     ///
     /// # Errors
-    /// Nobody answers in time, or the host refuses.
+    /// No answer comes in time, or the host refuses.
     pub fn connect(config: Config) -> Result<Self, RelayError> {
         let module = match &config.module {
             Some(name) => module_name(name)?,
@@ -107,25 +107,25 @@ impl Client {
         Ok(client)
     }
 
-    /// What the host said last.
+    /// Latest greeting of the host.
     pub fn greeting(&self) -> Option<&Greeting> {
         self.session.greeting()
     }
 
-    /// How often the module, or the host, has forgotten what this client told it.
+    /// Number of times that the module, or the host, has lost this client's state.
     pub fn lives(&self) -> u64 {
         self.lives
     }
 
-    /// How many connections were welcomed.
+    /// Number of welcomed connections.
     pub fn connections(&self) -> u64 {
         self.connections
     }
 
-    /// Sends a request; waits while there are too many without a reply.
+    /// Sends a request; waits while too many have no reply.
     ///
     /// # Errors
-    /// It is too long, or there is no connection any more.
+    /// It is too long, or the connection is lost.
     pub fn send(&mut self, body: &[u8], repeatable: bool) -> Result<u64, RelayError> {
         self.pump(|c| (c.session.in_flight() < c.session.max_in_flight()).then_some(()))?;
         let seq = self.session.request(body.to_vec(), repeatable)?;
@@ -133,18 +133,18 @@ impl Client {
         Ok(seq)
     }
 
-    /// The next reply, whichever it is.
+    /// Receives the next reply, of any request.
     ///
     /// # Errors
-    /// None came in time, or there is no connection any more.
+    /// None came in time, or the connection is lost.
     pub fn receive(&mut self) -> Result<Reply, RelayError> {
         self.pump(|c| c.replies.pop_front())
     }
 
-    /// The reply of a request. Others stay for later calls.
+    /// Waits for the reply to a request. Other replies stay for later calls.
     ///
     /// # Errors
-    /// As [`Client::receive`]; and [`RelayError::Failed`].
+    /// Those of [`Client::receive`]; and [`RelayError::Failed`].
     pub fn wait_for(&mut self, seq: u64) -> Result<Vec<u8>, RelayError> {
         let reply = self.pump(|c| {
             let at = c.replies.iter().position(|r| r.seq == seq)?;
@@ -153,19 +153,19 @@ impl Client {
         reply.answer.map_err(|failure| RelayError::Failed { seq, failure })
     }
 
-    /// A request and its reply.
+    /// Sends a request and waits for its reply.
     ///
     /// # Errors
-    /// As [`Client::wait_for`].
+    /// Those of [`Client::wait_for`].
     pub fn call(&mut self, body: &[u8]) -> Result<Vec<u8>, RelayError> {
         let seq = self.send(body, false)?;
         self.wait_for(seq)
     }
 
-    /// The host waits no longer for what a request waits for. Its reply still comes.
+    /// Cancels a request in the host. Its reply still comes.
     ///
     /// # Errors
-    /// It has its reply, or there is no connection any more.
+    /// It has its reply, or the connection is lost.
     pub fn cancel(&mut self, seq: u64) -> Result<(), RelayError> {
         self.session.cancel(seq)?;
         self.pump(|c| c.session.to_send().is_empty().then_some(()))
@@ -183,7 +183,7 @@ impl Client {
     /// Ends the client for good.
     ///
     /// # Errors
-    /// There is no connection: the host has to wait until it forgets the client.
+    /// The connection is lost: the host keeps the client until its time limit.
     pub fn goodbye(mut self) -> Result<(), RelayError> {
         self.session.goodbye();
         self.pump(|c| c.session.to_send().is_empty().then_some(()))
@@ -197,7 +197,7 @@ impl Client {
         self.session.disconnected();
     }
 
-    /// Sends and takes what there is until `done` has something.
+    /// Sends and receives until `done` returns a value.
     fn pump<T>(&mut self, mut done: impl FnMut(&mut Self) -> Option<T>) -> Result<T, RelayError> {
         let until = Instant::now() + self.config.timeout;
         loop {
@@ -236,7 +236,7 @@ impl Client {
         Ok(())
     }
 
-    /// One round of sending and receiving. False: it is time.
+    /// Sends and receives one round. Returns false at the time limit.
     fn exchange(&mut self, until: Instant) -> io::Result<bool> {
         let Some(socket) = &self.socket else { return Ok(true) };
         let left = until.saturating_duration_since(Instant::now());
@@ -256,7 +256,7 @@ impl Client {
     fn connect_again(&mut self) -> Result<(), RelayError> {
         let (begun, patience, timeout) =
             (Instant::now(), self.config.patience, self.config.timeout);
-        // A host that takes connections and ends them is not asked all the time.
+        // A host that accepts connections and ends them is tried only after pauses.
         if self.dialled.is_some_and(|at| at.elapsed() < PAUSE) {
             thread::sleep(PAUSE);
         }
@@ -281,7 +281,7 @@ impl Client {
     }
 }
 
-/// Sends what the socket takes. True: some of it.
+/// Sends as much as the socket takes. Returns true if that was something.
 pub(crate) fn send_some(socket: impl AsFd, session: &mut Session) -> io::Result<bool> {
     let mut some = false;
     while !session.to_send().is_empty() {
@@ -296,7 +296,7 @@ pub(crate) fn send_some(socket: impl AsFd, session: &mut Session) -> io::Result<
     Ok(some)
 }
 
-/// Takes once what the socket has. False: nothing at the moment.
+/// Receives once from the socket. Returns false when no bytes are there.
 pub(crate) fn receive_some(socket: impl AsFd, session: &mut Session) -> io::Result<bool> {
     loop {
         match recv(&socket, session.room(), RecvFlags::empty()) {
@@ -312,10 +312,10 @@ pub(crate) fn receive_some(socket: impl AsFd, session: &mut Session) -> io::Resu
     }
 }
 
-/// The modules of this VM.
+/// Lists the modules of this VM.
 ///
 /// # Errors
-/// As [`Client::connect`].
+/// Those of [`Client::connect`].
 pub fn list(address: Address, timeout: Duration) -> Result<Greeting, RelayError> {
     let config = Config { address, module: None, id: None, patience: Duration::ZERO, timeout };
     let client = Client::connect(config)?;

@@ -1,4 +1,4 @@
-//! What can go wrong between a program and a module.
+//! Errors between a program and a module.
 
 use std::fmt;
 use std::io;
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use guest_abi::module::{MAX_NAME_BYTES, failure};
 
-/// What the host says when it fails a request or ends a connection.
+/// Failure that the host reports for a request or at the end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// [`failure`].
+    /// Code of [`failure`].
     pub code: u32,
-    /// Why, in words.
+    /// Reason in words.
     pub text: String,
 }
 
@@ -37,66 +37,66 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Bytes of the host that are not as `guest_abi::module` says.
+/// Bytes of the host that break the protocol of `guest_abi::module`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// Too long.
+    /// Frame that is too long.
     #[error("a body of {len} bytes in a frame of kind {kind}; the limit is {limit}")]
     TooLong {
-        /// The frame's kind.
+        /// Kind of the frame.
         kind: u16,
-        /// Its length.
+        /// Length of the body.
         len: u32,
-        /// The longest allowed.
+        /// Longest allowed length.
         limit: u32,
     },
-    /// The hash is another one.
+    /// Frame whose hash is wrong.
     #[error("the check of frame {seq}, kind {kind}, is wrong")]
     Check {
-        /// The frame's kind.
+        /// Kind of the frame.
         kind: u16,
-        /// Its number.
+        /// Number of the frame.
         seq: u64,
     },
-    /// It is not what may come now.
+    /// Frame that may not come now.
     #[error("frame {seq} of kind {kind} with {len} bytes may not come here")]
     Unexpected {
-        /// The frame's kind.
+        /// Kind of the frame.
         kind: u16,
-        /// Its number.
+        /// Number of the frame.
         seq: u64,
-        /// Bytes of its body.
+        /// Bytes of the body.
         len: usize,
     },
-    /// The host's answer to the hello makes no sense.
+    /// Wrong answer of the host to the hello.
     #[error("the host's welcome makes no sense: {0}")]
     Welcome(&'static str),
 }
 
-/// Why there is no answer.
+/// Error of the relay or a client.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, and on what.
+        /// Step that failed, and its object.
         what: String,
-        /// Why it failed.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// No address.
+    /// Malformed address.
     #[error("address {0:?}: vsock:CID:PORT or unix:/PATH is wanted")]
     Address(String),
-    /// No address to listen at.
+    /// Malformed address to listen at.
     #[error("address {0:?}: unix:/PATH or tcp:IP:PORT is wanted")]
     Listen(String),
-    /// No name of a module.
+    /// Malformed name of a module.
     #[error("module {0:?}: 1 to {MAX_NAME_BYTES} of a-z 0-9 - _ are wanted")]
     Name(String),
-    /// Somebody listens there already.
+    /// Another process listens there already.
     #[error("another program listens at {0}: stop it, or use another address")]
     Taken(String),
-    /// The host does not keep to the protocol.
+    /// The host broke the protocol.
     #[error("the host does not keep to the protocol: {0}")]
     Wire(#[from] WireError),
     /// The host ended the connection.
@@ -105,9 +105,9 @@ pub enum RelayError {
     /// The host, not the module, failed a request.
     #[error("the host failed request {seq}: {failure}")]
     Failed {
-        /// Which.
+        /// Number of the request.
         seq: u64,
-        /// Why.
+        /// Failure that the host reported.
         failure: Failure,
     },
     /// The module has lost its memory, or the host has forgotten the client.
@@ -119,29 +119,29 @@ pub enum RelayError {
     /// A request that is too long.
     #[error("a body of {len} bytes; the limit is {limit}")]
     TooLong {
-        /// Its length.
+        /// Length of the request.
         len: usize,
-        /// The longest allowed.
+        /// Longest allowed length.
         limit: usize,
     },
     /// No such request.
     #[error("request {0} is none that has no reply")]
     Unknown(u64),
-    /// Nothing came in time.
+    /// No answer came in time.
     #[error("the host did not answer in {0:?}")]
     Timeout(Duration),
     /// The connection broke and could not be made again.
     #[error("no connection to the host, tried for {patience:?}: {source}")]
     Gone {
-        /// How long it was tried.
+        /// Time for which it was tried.
         patience: Duration,
-        /// The last failure.
+        /// Last failure.
         source: io::Error,
     },
 }
 
 impl RelayError {
-    /// For `map_err`.
+    /// Makes an error of a failed step, for `map_err`.
     pub(crate) fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         move |source| Self::Io { what: what.into(), source: source.into() }
     }

@@ -1,4 +1,4 @@
-//! A program's connection and the client of a module that stands for it.
+//! Link: a program's connection, and the client of a module that serves it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,69 +17,69 @@ use crate::outbox::Outbox;
 use crate::poller::{Poller, Ready};
 use crate::session::{Event, Session};
 
-/// Requests without a body under way, while the module has more to say.
+/// Empty requests in flight while the module has more bytes.
 const PULLS: usize = 4;
-/// With so much that the program has not taken yet, no more is asked for.
+/// Most bytes that the program has not taken: above it, the module is not asked for more.
 pub const BACKLOG_BYTES: usize = 512 << 10;
-/// Between two tries to reach the host.
+/// Pause between two tries to reach the host.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A host that says nothing for so long while something is wanted of it is asked whether it is there, and
-/// after twice that it is taken for gone.
+/// Silence of the host, while a message is due, after which it is asked for a sign of life; after
+/// twice that it counts as gone.
 pub const SILENCE: Duration = Duration::from_secs(6);
-/// After the last bytes a program that goes on sending is listened to for so long: closing at once could
-/// take from it what it has not read yet.
+/// Time after the last bytes in which a program that goes on sending is read: closing at once could
+/// discard bytes that it has not read yet.
 const LINGER: Duration = Duration::from_secs(2);
-/// Rounds before it is another link's turn.
+/// Rounds of one link before the turn of another.
 const ROUNDS: usize = 8;
 
-/// What all links have in common.
+/// Settings that all links share.
 #[derive(Debug)]
 pub struct Plan {
-    /// Where the host is.
+    /// Address of the host.
     pub host: Address,
-    /// For so long it is tried to reach it.
+    /// Time for which connecting to the host is retried.
     pub patience: Duration,
-    /// What goes ahead of each program's bytes.
+    /// Bytes that go ahead of each program's.
     pub first_line: Vec<u8>,
-    /// The module speaks first: it is asked what it has to say before the program says anything.
+    /// Whether the module speaks first: the relay asks it for bytes before the program sends any.
     pub is_greeted: bool,
-    /// For so long the host may say nothing; see [`SILENCE`].
+    /// Time that the host may be silent; see [`SILENCE`].
     pub silence: Duration,
 }
 
-/// What a link is given for a turn.
+/// Context of a link's turn.
 #[derive(Debug)]
 pub struct Turning<'a> {
-    /// What all links have in common.
+    /// Settings that all links share.
     pub plan: &'a Plan,
-    /// Where the host's side is waited for.
+    /// Poller that waits for the host's side.
     pub poller: &'a Poller,
-    /// The time.
+    /// Present time.
     pub now: Instant,
-    /// [`CHUNK_BYTES`] to read into.
+    /// Scratch buffer of [`CHUNK_BYTES`] to read into.
     pub scratch: &'a mut [u8],
 }
 
-/// What a turn has led to.
+/// Result of a turn.
 #[derive(Debug)]
 pub enum Turn {
-    /// Nothing can be done until something becomes ready.
+    /// No work until a descriptor becomes ready.
     Idle,
-    /// There is more to do.
+    /// More work is left.
     Again,
-    /// The link has ended, as it should.
+    /// The link has ended in order.
     Done,
 }
 
 #[derive(Debug)]
 enum HostEnd {
-    /// Dialled again at that time.
+    /// Connects again at that time.
     Waiting(Instant),
     Connecting(OwnedFd),
     Up(OwnedFd),
 }
 
-/// See the module.
+/// Connection of a program and its client of a module.
 #[derive(Debug)]
 pub struct Link {
     local: OwnedFd,
@@ -93,27 +93,27 @@ pub struct Link {
     /// Bytes of requests without a reply, by number.
     lengths: BTreeMap<u64, usize>,
     unanswered_bytes: usize,
-    /// Replies that came before an older request's.
+    /// Replies that came before that of an older request.
     early: BTreeMap<u64, Vec<u8>>,
     next_reply: u64,
     out: Outbox,
     has_more: bool,
-    /// The program sends no more.
+    /// Whether the program has closed its sending side.
     has_ended: bool,
-    /// The program takes no more.
+    /// Whether the program takes no more bytes.
     is_deaf: bool,
-    /// The module has said the last.
+    /// Whether the module has sent its last bytes.
     is_closing: bool,
     lost_at: Option<Instant>,
     heard_at: Instant,
     was_pinged: bool,
-    /// Goes ahead of the program's first bytes.
+    /// Bytes ahead of the program's first ones.
     first_line: Vec<u8>,
     closes_at: Option<Instant>,
 }
 
 impl Link {
-    /// Of a program's connection that does not block, and a client. `host_token` is for the poller.
+    /// Link of a program's non-blocking connection and a client. `host_token` is for the poller.
     pub fn new(
         local: OwnedFd,
         session: Session,
@@ -147,24 +147,24 @@ impl Link {
         }
     }
 
-    /// The program's side became ready.
+    /// Notes that the program's side became ready.
     pub fn local_ready(&mut self, ready: Ready) {
         self.can_read |= ready.can_read;
         self.can_write |= ready.can_write;
     }
 
-    /// The host's side became ready.
+    /// Notes that the host's side became ready.
     pub fn host_ready(&mut self, ready: Ready) {
         self.host_can_read |= ready.can_read;
         self.host_can_write |= ready.can_write;
     }
 
-    /// Whether time alone may change something soon.
+    /// Whether the link has a timer that runs out soon.
     pub fn is_waiting(&self) -> bool {
         !self.session.is_up() || self.closes_at.is_some()
     }
 
-    /// Moves what can be moved.
+    /// Moves all bytes that can be moved.
     ///
     /// # Errors
     /// The link has to end. The program sees its connection end.
@@ -174,11 +174,11 @@ impl Link {
         for _ in 0..ROUNDS {
             let mut moved = self.read_local(turning)?;
             moved |= self.pull(now)?;
-            moved |= self.talk(plan, now)?;
+            moved |= self.exchange_with_host(plan, now)?;
             moved |= self.write_local();
             if self.is_done(turning) {
                 self.session.goodbye();
-                let _ = self.talk(plan, now);
+                let _ = self.exchange_with_host(plan, now);
                 return Ok(Turn::Done);
             }
             if !moved {
@@ -188,10 +188,10 @@ impl Link {
         Ok(Turn::Again)
     }
 
-    /// Looks at the clock: a host that is silent is asked, or given up.
+    /// Checks time limits: a silent host is asked for a sign of life, or given up.
     ///
     /// # Errors
-    /// As [`Link::turn`].
+    /// Those of [`Link::turn`].
     pub fn tick(&mut self, plan: &Plan, now: Instant) -> Result<(), RelayError> {
         let silent = now.saturating_duration_since(self.heard_at);
         let is_wanted = self.session.in_flight() > 0 && self.out.len() < BACKLOG_BYTES;
@@ -209,7 +209,7 @@ impl Link {
         Ok(())
     }
 
-    /// The relay ends.
+    /// Ends the link, as the relay stops.
     pub fn end(&mut self) {
         self.session.goodbye();
         if let HostEnd::Up(socket) = &self.host {
@@ -228,7 +228,7 @@ impl Link {
         self.has_ended && self.session.in_flight() == 0 && all_said
     }
 
-    /// The module has said the last: what the program still sends goes nowhere.
+    /// Ends the link after the module's last bytes: later bytes of the program are dropped.
     fn is_drained(&mut self, turning: &mut Turning<'_>) -> bool {
         if self.is_deaf || self.has_ended {
             return true;
@@ -252,7 +252,7 @@ impl Link {
         MAX_REQUESTS.min(self.session.max_in_flight())
     }
 
-    /// Takes from the program and makes a request of it.
+    /// Reads from the program and makes a request of the bytes.
     fn read_local(&mut self, turning: &mut Turning<'_>) -> Result<bool, RelayError> {
         let is_full = self.session.in_flight() >= self.depth()
             || self.unanswered_bytes + CHUNK_BYTES > WINDOW_BYTES
@@ -271,7 +271,7 @@ impl Link {
                 return Ok(false);
             }
             Err(Errno::INTR) => return Ok(true),
-            // A reset: nobody is there.
+            // A reset: the program is gone.
             Err(_) => {
                 self.is_deaf = true;
                 0
@@ -279,7 +279,7 @@ impl Link {
         };
         self.has_ended = len == 0;
         if len > 0 {
-            // Of its length: it stays until the reply.
+            // Copied at its own length, as it stays until the reply.
             let body = [&self.first_line, &turning.scratch[..len]].concat();
             self.first_line = Vec::new();
             self.request(body, turning.now)?;
@@ -298,7 +298,7 @@ impl Link {
         Ok(())
     }
 
-    /// Asks for what the module has more.
+    /// Asks the module for more bytes.
     fn pull(&mut self, now: Instant) -> Result<bool, RelayError> {
         let wanted = self.has_more && !self.is_deaf && !self.is_closing && self.session.is_up();
         let is_full = self.out.len() >= BACKLOG_BYTES
@@ -331,7 +331,7 @@ impl Link {
         }
     }
 
-    /// The connection to the host is no more, or did not come to be.
+    /// Handles the loss of the connection to the host, or a failed try.
     fn host_lost(&mut self, plan: &Plan, now: Instant, why: io::Error) -> Result<(), RelayError> {
         self.session.disconnected();
         let lost_at = *self.lost_at.get_or_insert(now);
@@ -344,8 +344,8 @@ impl Link {
         Ok(())
     }
 
-    /// Sends to the host and takes what it says.
-    fn talk(&mut self, plan: &Plan, now: Instant) -> Result<bool, RelayError> {
+    /// Sends to the host and receives from it.
+    fn exchange_with_host(&mut self, plan: &Plan, now: Instant) -> Result<bool, RelayError> {
         let done = self.finish_connecting().and_then(|()| self.exchange());
         match done {
             Ok(moved) => {
@@ -356,7 +356,7 @@ impl Link {
                 Ok(self.take_events(plan, now)? | moved.0 | moved.1)
             }
             Err(error) => {
-                // Whole replies that came before the end count.
+                // Complete replies that came before the end count.
                 self.take_events(plan, now)?;
                 self.host_lost(plan, now, error)?;
                 Ok(false)
@@ -377,7 +377,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether something was sent, and whether something came.
+    /// Sends and receives. Returns whether bytes were sent, and whether bytes came.
     fn exchange(&mut self) -> io::Result<(bool, bool)> {
         let HostEnd::Up(socket) = &self.host else { return Ok((false, false)) };
         let (mut sent, mut came) = (false, false);
@@ -385,7 +385,7 @@ impl Link {
             sent = send_some(socket, &mut self.session)?;
             self.host_can_write = self.session.to_send().is_empty();
         }
-        // A program that takes nothing holds up what its module says.
+        // A program that takes no bytes holds up those of its module.
         if self.host_can_read && self.out.len() < BACKLOG_BYTES {
             came = receive_some(socket, &mut self.session)?;
             self.host_can_read = came;
@@ -414,7 +414,7 @@ impl Link {
         Ok(some)
     }
 
-    /// Replies are the program's in the order of the requests.
+    /// Gives replies to the program in the order of the requests.
     fn replied(&mut self, seq: u64, body: Vec<u8>) -> Result<(), RelayError> {
         if body.is_empty() || body.len() > PIECE_BYTES + 1 {
             return Err(RelayError::TooLong { len: body.len(), limit: PIECE_BYTES + 1 });

@@ -8,7 +8,7 @@ use std::time::Duration;
 use base::notify;
 use clap::{Args, Parser, Subcommand};
 use relay::link::{Plan, SILENCE};
-use relay::say::say;
+use relay::log::log;
 use relay::serve::{self, Relay};
 use relay::session::ModuleName;
 use relay::{Address, Listen, RelayError, client};
@@ -31,19 +31,24 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Serve {
-    /// The module
+    /// Name of the module
     #[arg(long, value_name = "NAME")]
     module: String,
-    /// Where programs connect: unix:/PATH or tcp:IP:PORT
+    /// Address for programs: unix:/PATH or tcp:IP:PORT
     #[arg(long, value_name = "ADDRESS")]
     listen: Listen,
     /// Mode of a Unix socket: who may connect
     #[arg(long, value_name = "OCTAL", default_value = "0666", value_parser = octal)]
     mode: u32,
     /// Most connections of programs at a time
-    #[arg(long, value_name = "NUMBER", default_value_t = serve::MAX_CONNECTIONS, value_parser = connections)]
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = serve::MAX_CONNECTIONS,
+        value_parser = connections
+    )]
     max_connections: usize,
-    /// Seconds for which the host is tried again before a program's connection ends
+    /// Seconds for which connecting to the host is retried before a program's connection ends
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     patience: u64,
     /// A line that goes ahead of each program's bytes
@@ -52,17 +57,17 @@ struct Serve {
     /// The module speaks before the program does, as MySQL's servers do
     #[arg(long)]
     greeting: bool,
-    /// Where the host is: vsock:CID:PORT or unix:/PATH
+    /// Address of the host: vsock:CID:PORT or unix:/PATH
     #[arg(long, value_name = "ADDRESS", default_value_t = Address::HOST)]
     host: Address,
 }
 
 #[derive(Debug, Args)]
 struct Ls {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Where the host is: vsock:CID:PORT or unix:/PATH
+    /// Address of the host: vsock:CID:PORT or unix:/PATH
     #[arg(long, value_name = "ADDRESS", default_value_t = Address::HOST)]
     host: Address,
 }
@@ -87,13 +92,13 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(format_args!("millrace-relay: {error}"));
+            log(format_args!("millrace-relay: {error}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Serves until SIGTERM or SIGINT.
+/// Runs the relay until SIGTERM or SIGINT.
 fn relay(serve: Serve) -> Result<(), RelayError> {
     let io = |source| RelayError::Io { what: "listen for signals".into(), source };
     let (told, teller) = UnixStream::pair().map_err(io)?;
@@ -123,7 +128,7 @@ fn relay(serve: Serve) -> Result<(), RelayError> {
 
 fn tell(state: &str) {
     if let Err(error) = notify::tell(state) {
-        say(format_args!("tell the service manager {state}: {error}"));
+        log(format_args!("the service manager was not told {state}: {error}"));
     }
 }
 

@@ -1,9 +1,9 @@
-//! Bytes that are to be sent, and are sent in pieces.
+//! Queue of bytes that are sent in pieces.
 
-/// A longer vector that is empty does not stay, and so many sent bytes are moved out of the way.
+/// Largest empty vector that is kept, and most sent bytes that stay in front.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// Bytes in order.
+/// Bytes to send, in order.
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
@@ -11,27 +11,27 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// What is appended here is sent last.
+    /// End of the queue, to append to.
     pub fn end(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// What is to be sent.
+    /// Bytes that are not sent yet.
     pub fn rest(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    /// How much that is.
+    /// Number of bytes that are not sent yet.
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
     }
 
-    /// Whether there is nothing.
+    /// Whether all bytes are sent.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// So many bytes were sent.
+    /// Notes that `len` bytes were sent.
     pub fn sent(&mut self, len: usize) {
         self.start = (self.start + len).min(self.bytes.len());
         if self.start == self.bytes.len() {
@@ -42,7 +42,7 @@ impl Outbox {
         }
     }
 
-    /// Nothing is to be sent.
+    /// Drops all bytes.
     pub fn clear(&mut self) {
         self.start = 0;
         if self.bytes.capacity() > KEPT_BYTES {

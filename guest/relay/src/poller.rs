@@ -1,4 +1,4 @@
-//! `epoll(7)`, edge-triggered: whoever is told that a descriptor is ready uses it until it is not.
+//! Poller over edge-triggered `epoll(7)`: a descriptor that is ready must be used until it is not.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,28 +10,28 @@ use rustix::io::Errno;
 
 use crate::raw::timespec;
 
-/// Events of one call.
+/// Most events of one call.
 const EVENTS: usize = 256;
 
-/// What became ready.
+/// Readiness of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
-    /// As given to [`Poller::add`].
+    /// Token that was given to [`Poller::add`].
     pub token: u64,
-    /// There may be something to read, the end included.
+    /// Whether bytes, or the end, may be there to read.
     pub can_read: bool,
-    /// There may be room to write, or an error.
+    /// Whether there may be room to write, or an error.
     pub can_write: bool,
 }
 
-/// Waits for many descriptors.
+/// Poller of many descriptors.
 #[derive(Debug)]
 pub struct Poller {
     epoll: OwnedFd,
 }
 
 impl Poller {
-    /// Without descriptors.
+    /// Poller without descriptors.
     ///
     /// # Errors
     /// The kernel has no more.
@@ -39,16 +39,16 @@ impl Poller {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)? })
     }
 
-    /// One more; it goes when it is closed.
+    /// Adds a descriptor, until it is closed.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// It cannot be polled.
     pub fn add(&self, descriptor: impl AsFd, token: u64) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         Ok(epoll::add(&self.epoll, descriptor, EventData::new_u64(token), flags)?)
     }
 
-    /// What became ready, at most after `timeout`.
+    /// Waits for ready descriptors, at most for `timeout`.
     ///
     /// # Errors
     /// Waiting is not possible.

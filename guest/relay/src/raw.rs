@@ -1,4 +1,4 @@
-//! Frames by themselves: how they are made and found in a stream. Right ones, and for tests wrong ones.
+//! Frames by themselves: making them, and finding them in a stream. For tests also wrong ones.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -16,25 +16,25 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::address::{self, Address};
 use crate::error::WireError;
 
-/// What is read from a socket at once, at least.
+/// Least bytes that a socket is read with.
 const READ_BYTES: usize = 64 << 10;
-/// A longer buffer that is empty does not stay.
+/// Largest empty buffer that is kept.
 const KEPT_BYTES: usize = 512 << 10;
 
-/// A frame for a body, with its check.
+/// Makes the frame of a body, with its check.
 pub fn frame(kind: u16, flags: u16, seq: u64, body: &[u8]) -> Frame {
     let mut frame = Frame::new(kind, flags, seq, body.len());
     frame.check = U64::new(xxh3_64_with_seed(body, frame.seed()));
     frame
 }
 
-/// A frame and its body, behind what is there already.
+/// Appends a frame and its body.
 pub fn put(into: &mut Vec<u8>, kind: u16, flags: u16, seq: u64, body: &[u8]) {
     into.extend_from_slice(frame(kind, flags, seq, body).as_bytes());
     into.extend_from_slice(body);
 }
 
-/// A hello for this version.
+/// Makes a hello for this version.
 pub fn hello(client: [u8; 16], module: [u8; MAX_NAME_BYTES]) -> Hello {
     Hello {
         magic: U64::new(MAGIC),
@@ -46,7 +46,7 @@ pub fn hello(client: [u8; 16], module: [u8; MAX_NAME_BYTES]) -> Hello {
     }
 }
 
-/// A frame that came.
+/// Received frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Received {
     /// `guest_abi::module::kind`.
@@ -55,11 +55,11 @@ pub struct Received {
     pub flags: u16,
     /// Number of the request.
     pub seq: u64,
-    /// The body.
+    /// Body of the frame.
     pub body: Vec<u8>,
 }
 
-/// Longest body of a frame of that kind.
+/// Longest body of a frame of a kind.
 fn limit(frame_kind: u16, max_body: u32) -> u32 {
     match frame_kind {
         kind::PING | kind::PONG => MAX_PING_BYTES as u32,
@@ -69,7 +69,7 @@ fn limit(frame_kind: u16, max_body: u32) -> u32 {
     }
 }
 
-/// Finds frames in bytes that come in pieces.
+/// Inbox: finds frames in bytes that come in pieces.
 #[derive(Debug, Default)]
 pub struct Inbox {
     bytes: Vec<u8>,
@@ -78,7 +78,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Where the next bytes are to be put; never empty. [`Inbox::filled`] says how many there are.
+    /// Room for the next bytes; never empty. Report their number to [`Inbox::filled`].
     pub fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -91,18 +91,18 @@ impl Inbox {
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.bytes.len() - self.end < READ_BYTES {
-            // It grows with what has come, not with what a frame promises.
+            // Grows with the bytes that have come, not with the length that a frame claims.
             self.bytes.resize((self.bytes.len() * 2).max(2 * READ_BYTES), 0);
         }
         &mut self.bytes[self.end..]
     }
 
-    /// So many bytes were put into [`Inbox::room`].
+    /// Notes that `len` bytes were put into [`Inbox::room`].
     pub fn filled(&mut self, len: usize) {
         self.end = (self.end + len).min(self.bytes.len());
     }
 
-    /// The next frame, if it is whole. After an error the stream makes no sense any more.
+    /// Returns the next frame, if it is complete. After an error the stream is useless.
     ///
     /// # Errors
     /// It is too long, or its check is wrong.
@@ -124,13 +124,13 @@ impl Inbox {
         Ok(Some(received))
     }
 
-    /// Whether a part of a frame has come.
+    /// Whether the inbox has no part of a frame.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 }
 
-/// A connection that says whatever it is told to. For tests of the host.
+/// Connection that sends any bytes, for tests of the host.
 #[derive(Debug)]
 pub struct Raw {
     socket: std::os::unix::net::UnixStream,
@@ -141,14 +141,14 @@ impl Raw {
     /// Connects; reading and writing then wait for at most `timeout`.
     ///
     /// # Errors
-    /// Nobody is there.
+    /// No listener is there.
     pub fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
         let socket = address.dial()?;
         wait_until_connected(&socket, timeout)?;
         Self::new(socket, timeout)
     }
 
-    /// Of a connected stream of any family.
+    /// Wraps a connected stream of any family.
     ///
     /// # Errors
     /// It is no socket.
@@ -169,20 +169,20 @@ impl Raw {
         self.socket.write_all(bytes)
     }
 
-    /// Sends a right frame.
+    /// Sends a valid frame.
     ///
     /// # Errors
-    /// As [`Raw::send_bytes`].
+    /// Those of [`Raw::send_bytes`].
     pub fn send(&mut self, kind: u16, flags: u16, seq: u64, body: &[u8]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(FRAME_BYTES + body.len());
         put(&mut bytes, kind, flags, seq, body);
         self.send_bytes(&bytes)
     }
 
-    /// The next frame; none: the other side has closed.
+    /// Receives the next frame; none: the other side has closed.
     ///
     /// # Errors
-    /// Nothing came in time, or not a frame ([`WireError`] within).
+    /// None came in time, or the bytes are no frame ([`WireError`] within).
     pub fn receive(&mut self) -> io::Result<Option<Received>> {
         loop {
             if let Some(frame) = self.inbox.next(MAX_BODY_BYTES).map_err(io::Error::other)? {
@@ -198,10 +198,10 @@ impl Raw {
         }
     }
 
-    /// Sends no more.
+    /// Closes the sending side.
     ///
     /// # Errors
-    /// There is no connection.
+    /// The connection is lost.
     pub fn finish(&self) -> io::Result<()> {
         self.socket.shutdown(std::net::Shutdown::Write)
     }
@@ -245,7 +245,7 @@ mod tests {
             wrong[bit / 8] ^= 1 << (bit % 8);
             let mut inbox = Inbox::default();
             push(&mut inbox, &wrong);
-            // A longer frame may wait for what never comes.
+            // A longer frame may wait for bytes that never come.
             assert!(!matches!(inbox.next(MAX_BODY_BYTES), Ok(Some(_))), "bit {bit}");
         }
     }

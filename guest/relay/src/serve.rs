@@ -1,4 +1,4 @@
-//! The relay: takes programs' connections, and gives each its turn. One thread.
+//! Relay: accepts programs' connections, and gives each its turn. One thread.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -19,37 +19,37 @@ use crate::address::{Listen, module_name};
 use crate::client::new_id;
 use crate::error::RelayError;
 use crate::link::{Link, Plan, Turn, Turning};
+use crate::log::log;
 use crate::poller::{Poller, Ready};
-use crate::say::say;
 use crate::session::Session;
 
-/// Most connections of programs, unless told otherwise.
+/// Most connections of programs by default.
 pub const MAX_CONNECTIONS: usize = 256;
-/// Between two looks at the clock while there are links.
+/// Period of the timer while there are links.
 const TICK: Duration = Duration::from_secs(1);
-/// The same while a link waits for the host, or for its end.
+/// Period of the timer while a link waits for the host, or for its end.
 const SOON: Duration = Duration::from_millis(50);
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST: u64 = 2;
 
-/// How a relay is to be.
+/// Settings of a relay.
 #[derive(Debug)]
 pub struct Config {
-    /// What all connections have in common.
+    /// Settings that all connections share.
     pub plan: Plan,
-    /// The module's name.
+    /// Name of the module.
     pub module: String,
-    /// Where programs connect.
+    /// Address at which programs connect.
     pub listen: Listen,
-    /// Who may connect to a Unix socket: its mode.
+    /// Mode of a Unix socket.
     pub mode: u32,
     /// Most connections.
     pub max_connections: usize,
 }
 
-/// A relay that listens.
+/// Relay that listens.
 #[derive(Debug)]
 pub struct Relay {
     plan: Plan,
@@ -71,7 +71,7 @@ impl Relay {
     /// Listens.
     ///
     /// # Errors
-    /// The address is not to be had.
+    /// The address cannot be had.
     pub fn new(config: Config) -> Result<Self, RelayError> {
         let module = module_name(&config.module)?;
         let listener = listen(&config.listen, config.mode)?;
@@ -95,7 +95,7 @@ impl Relay {
         })
     }
 
-    /// Where it listens, for tests that let the kernel choose a port.
+    /// Address of the TCP listener, for tests that let the kernel choose a port.
     ///
     /// # Errors
     /// It is no TCP address.
@@ -159,20 +159,20 @@ impl Relay {
         self.again.push_back(index);
     }
 
-    /// Takes connections while there is room.
+    /// Accepts connections while there is room.
     fn accept(&mut self) {
         while self.can_accept && self.count() < self.max_connections {
             match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
                     if let Err(error) = self.open(socket) {
-                        self.tell(&format!("take a connection: {error}"));
+                        self.log_limited(&format!("take a connection: {error}"));
                     }
                 }
                 Err(Errno::AGAIN) => self.can_accept = false,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // Out of descriptors: it looks again soon.
+                // Out of descriptors: tried again soon.
                 Err(error) => {
-                    self.tell(&format!("take a connection: {error}"));
+                    self.log_limited(&format!("take a connection: {error}"));
                     return;
                 }
             }
@@ -197,7 +197,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Each link that has something to do, once.
+    /// Gives each link with work one turn.
     fn turns(&mut self) {
         for _ in 0..self.again.len() {
             let Some(index) = self.again.pop_front() else { return };
@@ -205,7 +205,7 @@ impl Relay {
         }
     }
 
-    /// Looks at the clock for all links.
+    /// Checks the time limits of all links.
     fn tick(&mut self) {
         let now = Instant::now();
         let is_time = now.saturating_duration_since(self.ticked_at) >= TICK;
@@ -236,20 +236,20 @@ impl Relay {
             Ok(Turn::Done) => self.links[index] = None,
             Err(error) => {
                 self.links[index] = None;
-                self.tell(&error.to_string());
+                self.log_limited(&error.to_string());
             }
         }
     }
 
-    /// At most a line in a second.
-    fn tell(&mut self, text: &str) {
+    /// Logs at most one line a second.
+    fn log_limited(&mut self, text: &str) {
         if self.told_at.is_some_and(|at| at.elapsed() < TICK) {
             self.untold += 1;
             return;
         }
         match std::mem::take(&mut self.untold) {
-            0 => say(format_args!("millrace-relay: {text}")),
-            n => say(format_args!("millrace-relay: {text} ({n} lines before it left out)")),
+            0 => log(format_args!("millrace-relay: {text}")),
+            n => log(format_args!("millrace-relay: {text} ({n} lines before it left out)")),
         }
         self.told_at = Some(Instant::now());
     }
@@ -276,7 +276,7 @@ fn listen(address: &Listen, mode: u32) -> Result<OwnedFd, RelayError> {
     }
 }
 
-/// Removes a socket that nobody listens at. Nothing else.
+/// Removes a socket without a listener, and nothing else.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -1,4 +1,4 @@
-//! A client of a module, without its sockets: what is to be sent, what has come, what has no reply yet.
+//! Client side of the protocol, without sockets: frames to send, events, requests without a reply.
 
 use std::collections::VecDeque;
 
@@ -12,65 +12,65 @@ use crate::error::{Failure, RelayError, WireError};
 use crate::outbox::Outbox;
 use crate::raw::{self, Inbox, Received};
 
-/// A module that the VM may use.
+/// Module that the VM may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleName {
-    /// Its name.
+    /// Name of the module.
     pub name: String,
-    /// SHA-256 of its file.
+    /// SHA-256 of the module's file.
     pub hash: [u8; 32],
 }
 
-/// What the host said at the beginning of a connection.
+/// Greeting of the host at the start of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
     /// Most requests without a reply.
     pub max_in_flight: u32,
     /// Longest body.
     pub max_body_bytes: u32,
-    /// How long the client outlives its connection, in milliseconds.
+    /// Time that the client outlives its connection, in milliseconds.
     pub linger_ms: u32,
-    /// Which life of the module it is.
+    /// Number of the module's instance.
     pub instance: u64,
-    /// The highest number of the client's requests that the host has got.
+    /// Highest number of the client's requests that the host has received.
     pub known_seq: u64,
-    /// What the VM may use.
+    /// Modules that the VM may use.
     pub modules: Vec<ModuleName>,
-    /// The module has all that this client told it: it is the first connection, or neither the module
-    /// nor the client was forgotten since.
+    /// Whether the module still has this client's state: it is the first connection, or neither the
+    /// module nor the client was forgotten since.
     pub is_kept: bool,
 }
 
-/// What came.
+/// Event of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The connection can be used.
     Welcome(Greeting),
-    /// An answer, of the module or, failing, of the host.
+    /// Answer of the module or, failing, of the host.
     Reply {
-        /// To which request.
+        /// Number of the request.
         seq: u64,
-        /// What it says.
+        /// Answer to the request.
         answer: Result<Vec<u8>, Failure>,
     },
-    /// A ping came back.
+    /// Body of a ping that came back.
     Pong(Vec<u8>),
     /// The host ends the connection.
     Goodbye(Failure),
 }
 
-/// A request without a reply, or one behind it.
+/// Request without a reply, or one behind it.
 #[derive(Debug)]
 struct Asked {
     seq: u64,
     flags: u16,
-    /// None: it has its reply.
+    /// Body of the request; none: it has its reply.
     body: Option<Vec<u8>>,
     was_sent: bool,
     is_cancelled: bool,
 }
 
-/// How far the present connection is.
+/// State of the present connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Down,
@@ -78,7 +78,7 @@ enum Stage {
     Up,
 }
 
-/// The client's side of the protocol.
+/// Client side of the protocol.
 #[derive(Debug)]
 pub struct Session {
     hello: Hello,
@@ -91,7 +91,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Of a client with that id, for a module; all zeroes: for the list of modules only.
+    /// Session of a client with that id, for a module; all zeroes: for the list of modules only.
     pub fn new(client: [u8; 16], module: [u8; MAX_NAME_BYTES]) -> Self {
         Self {
             hello: raw::hello(client, module),
@@ -104,14 +104,14 @@ impl Session {
         }
     }
 
-    /// There is a new connection: says hello.
+    /// Begins a new connection: sends hello.
     pub fn connected(&mut self) {
         self.disconnected();
         self.stage = Stage::Greeting;
         raw::put(self.out.end(), kind::HELLO, 0, 0, self.hello.as_bytes());
     }
 
-    /// The connection has ended. Requests without a reply are sent again on the next.
+    /// Notes that the connection has ended. Requests without a reply are sent again on the next.
     pub fn disconnected(&mut self) {
         self.stage = Stage::Down;
         self.inbox = Inbox::default();
@@ -123,7 +123,7 @@ impl Session {
         self.stage == Stage::Up
     }
 
-    /// What the host said last.
+    /// Latest greeting of the host.
     pub fn greeting(&self) -> Option<&Greeting> {
         self.greeting.as_ref()
     }
@@ -138,12 +138,12 @@ impl Session {
         self.greeting.as_ref().map_or(0, |g| g.max_body_bytes as usize)
     }
 
-    /// Numbers that are taken: requests from the oldest without a reply on.
+    /// Number of request slots in use: from the oldest request without a reply on.
     pub fn in_flight(&self) -> usize {
         self.asked.len()
     }
 
-    /// A request. Its reply comes as an event with the number that is returned.
+    /// Makes a request. Its reply comes as an event with the returned number.
     ///
     /// # Errors
     /// There are too many, or it is too long.
@@ -165,7 +165,7 @@ impl Session {
         Ok(seq)
     }
 
-    /// The host waits no longer for what a request waits for. Its reply still comes.
+    /// Cancels a request in the host. Its reply still comes.
     ///
     /// # Errors
     /// There is no such request.
@@ -179,10 +179,10 @@ impl Session {
         Ok(())
     }
 
-    /// Asks for the same bytes back. Lost if the connection breaks.
+    /// Sends a ping. Lost if the connection breaks.
     ///
     /// # Errors
-    /// They are too many.
+    /// The body is too long.
     pub fn ping(&mut self, body: &[u8]) -> Result<(), RelayError> {
         if body.len() > MAX_PING_BYTES {
             return Err(RelayError::TooLong { len: body.len(), limit: MAX_PING_BYTES });
@@ -191,37 +191,37 @@ impl Session {
         Ok(())
     }
 
-    /// The client ends for good.
+    /// Ends the client for good.
     pub fn goodbye(&mut self) {
         if self.stage == Stage::Up {
             raw::put(self.out.end(), kind::GOODBYE, 0, 0, &[]);
         }
     }
 
-    /// What is to be sent.
+    /// Bytes to send.
     pub fn to_send(&self) -> &[u8] {
         self.out.rest()
     }
 
-    /// So many bytes of it were sent.
+    /// Notes that `len` bytes were sent.
     pub fn sent(&mut self, len: usize) {
         self.out.sent(len);
     }
 
-    /// Where bytes that come are put; [`Session::filled`] says how many.
+    /// Room for received bytes; report their number to [`Session::filled`].
     pub fn room(&mut self) -> &mut [u8] {
         self.inbox.room()
     }
 
-    /// So many bytes have come.
+    /// Notes that `len` bytes were received.
     pub fn filled(&mut self, len: usize) {
         self.inbox.filled(len);
     }
 
-    /// What has come. After an error the connection is of no use.
+    /// Returns the next event. After an error the connection is useless.
     ///
     /// # Errors
-    /// It is not as `guest_abi::module` says.
+    /// The bytes are not as `guest_abi::module` describes.
     pub fn next_event(&mut self) -> Result<Option<Event>, WireError> {
         let max_body = match self.stage {
             Stage::Up => self.max_body_bytes() as u32,
@@ -272,7 +272,7 @@ impl Session {
         Ok(Event::Welcome(greeting))
     }
 
-    /// All requests without a reply, in order, and what was cancelled.
+    /// Sends again all requests without a reply, in order, and the cancels.
     fn send_again(&mut self) {
         for asked in &mut self.asked {
             let Some(body) = &asked.body else { continue };
@@ -324,11 +324,10 @@ fn module(info: &ModuleInfo) -> ModuleName {
 
 fn failure(body: &[u8]) -> Option<Failure> {
     let (code, text) = Code::read_from_prefix(body).ok()?;
-    // It goes to logs and terminals.
+    // The text goes to logs and terminals.
     let text = String::from_utf8_lossy(text).replace(char::is_control, " ");
     Some(Failure { code: code.code.get(), text })
 }
 
 #[cfg(test)]
-#[path = "session_tests.rs"]
 mod tests;

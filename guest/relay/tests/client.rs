@@ -1,4 +1,4 @@
-//! The client against a host in this process that breaks what it can.
+//! Tests of the client against a host in this process that injects faults.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

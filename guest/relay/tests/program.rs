@@ -1,4 +1,4 @@
-//! The program itself.
+//! Tests of the program itself.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -1,4 +1,4 @@
-//! The relay between programs and the modules themselves, with a host in this process.
+//! Tests of the relay between programs and the modules themselves, with a host in this process.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -21,7 +21,7 @@ use relay::serve::{Config, Relay};
 use relay::{Address, Listen};
 use tempfile::TempDir;
 
-/// A relay in a thread.
+/// Relay in a thread.
 struct Running {
     folder: TempDir,
     stop: Option<UnixStream>,
@@ -109,7 +109,7 @@ fn large_values_go_both_ways_and_a_half_closed_program_gets_all() {
     let got = to_end(&mut one);
     let item = format!("VALUE a 0 1048576\r\n{value}\r\n");
     assert!(got == format!("{}END\r\n", item.repeat(40)).as_bytes());
-    // A program that goes at once is heard, too.
+    // A program that closes at once is served, too.
     let mut quick = relay.connect();
     quick.write_all(b"set b 0 0 1 noreply\r\n1\r\nget a a a a a a a a a\r\n").unwrap();
     drop(quick);
@@ -184,7 +184,7 @@ fn a_web_server_gets_what_was_published() {
     let got = String::from_utf8(to_end(&mut reader)).unwrap();
     assert_eq!(got.matches(&body).count(), 2);
     assert!(got.ends_with("\r\n\r\n56789") && got.contains("HTTP/1.1 206 "));
-    // A refusal is read by who is still sending.
+    // A program that still sends can read a refusal.
     let mut refused = TcpStream::connect(relay.tcp.unwrap()).unwrap();
     let _ = refused.write_all(put.as_bytes());
     refused.shutdown(Shutdown::Write).unwrap();
@@ -223,7 +223,7 @@ fn connections_beyond_the_limit_wait() {
     ask(&mut three, b"", "VERSION 0.1.0-millrace\r\n");
 }
 
-/// Not a stream.
+/// Module whose service is no stream, and fails.
 struct Failing(Result<Vec<u8>, u32>);
 
 impl Serve for Failing {

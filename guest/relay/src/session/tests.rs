@@ -31,7 +31,7 @@ fn told(session: &mut Session, kind: u16, flags: u16, seq: u64, body: &[u8]) -> 
     session.next_event().unwrap()
 }
 
-/// What the host would get.
+/// Frames that the host would get.
 fn sent(session: &mut Session) -> Vec<(u16, u16, u64, Vec<u8>)> {
     let mut inbox = Inbox::default();
     let bytes = session.to_send().to_vec();

@@ -17,29 +17,29 @@ use tempfile::TempDir;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What the host does to connections.
+/// Faults of the host.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
-    /// One of so many requests breaks the connection, before it, behind it or within its reply.
+    /// One of this many requests breaks the connection, before it, behind it or within its reply.
     pub break_one_of: Option<u64>,
     /// Replies wait for others and come in the opposite order.
     pub reorder: bool,
     /// Replies have a wrong check.
     pub wrong_check: bool,
-    /// Nothing is answered.
+    /// No request is answered.
     pub is_silent: bool,
-    /// Each connection ends with this instead of a welcome.
+    /// Failure with which each connection ends instead of a welcome.
     pub goodbye: Option<u32>,
 }
 
-/// A module of the fake host.
+/// Module of the fake host.
 pub trait Serve: Send {
     fn opened(&mut self, _client: u32) {}
     fn request(&mut self, client: u32, seq: u64, body: &[u8]) -> Result<Vec<u8>, u32>;
     fn closed(&mut self, _client: u32) {}
 }
 
-/// A client as the host knows it.
+/// Client as the host knows it.
 #[derive(Debug, Default)]
 struct Known {
     number: u32,
@@ -68,7 +68,7 @@ impl State {
         self.chance >> 33
     }
 
-    /// The module lost its memory.
+    /// Replaces the module by one without state.
     pub fn replace(&mut self, module: Box<dyn Serve>) {
         self.module = module;
         self.instance += 1;
@@ -129,7 +129,7 @@ struct Connection {
     waiting: Vec<Vec<u8>>,
 }
 
-/// The connection is over.
+/// Error: the connection is over.
 struct Over;
 
 impl Connection {
@@ -315,7 +315,7 @@ fn welcome(instance: u64, known_seq: u64) -> Vec<u8> {
     [welcome.as_bytes(), info.as_bytes()].concat()
 }
 
-/// Says the body backwards; `fail` fails.
+/// Module that returns the body reversed; `fail` fails.
 pub struct Backwards;
 
 impl Serve for Backwards {
@@ -327,7 +327,7 @@ impl Serve for Backwards {
     }
 }
 
-/// A module as it runs in the host, natively.
+/// Module as it runs in the host, natively.
 pub struct Native<M> {
     host: sdk::testing::TestHost,
     module: M,
@@ -360,7 +360,7 @@ impl<M: sdk::Module + Send> Serve for Native<M> {
     }
 }
 
-/// Waits for what another thread does.
+/// Waits for an effect of another thread.
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..1000 {
         if is_so() {
