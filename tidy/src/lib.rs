@@ -24,6 +24,9 @@
 //! The binary `tidy` prints the same as text or, with `--json`, for programs; it also lists the
 //! circles that are allowed, with the names that tie their files.
 //!
+//! **Reference pages.** [`mod@reference`] makes `docs/reference/*.md` of the same tree: `tidy
+//! reference` writes them, a test finds those that are old.
+//!
 //! # Limits
 //! - What macros expand to is not seen, but for paths that stand in what they are given.
 //! - Names behind `cfg` of a platform or a feature count as if all of them were built.
