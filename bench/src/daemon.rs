@@ -65,7 +65,7 @@ mod tests {
         let folder = Path::new("/t/a b");
         for spin_us in [None, Some(0), Some(POLLS_ON_US)] {
             let text = head(folder, 3, spin_us);
-            let parsed = control::config::parse(Path::new("m.toml"), &text).unwrap();
+            let parsed = config::parse(Path::new("m.toml"), &text).unwrap();
             assert_eq!(parsed.sidecore.spin_us, spin_us, "{text}");
             assert!(text.contains("cpus = [3]\n") && text.contains("\"/t/a b\"\n"), "{text}");
         }

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use control::config::{AttachBody, Config, check_log_filter, parse, parse_size};
+use config::{AttachBody, Config, check_log_filter, parse, parse_size};
 use harness::fuzz_target;
 use serde_json::Value;
 

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use control::config::{AttachBody, MAX_PROBLEMS, parse};
+use config::{AttachBody, MAX_PROBLEMS, parse};
 use harness::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -147,7 +147,7 @@ mod tests {
         let setup = Setup { ports, length, times, cpu, millrace, front, folder };
         for pause in PAUSES {
             let text = config_text(&setup, pause, &setup.folder);
-            control::config::parse(Path::new("m.toml"), &text).unwrap();
+            config::parse(Path::new("m.toml"), &text).unwrap();
         }
     }
 }

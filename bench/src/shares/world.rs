@@ -248,7 +248,7 @@ mod tests {
             let (config, plan) = (config(&setting, folder, 0), plan(&setting, folder));
             plan.check().unwrap();
             if setting.vms.iter().all(|vm| vm.settings.is_empty()) {
-                let parsed = control::config::parse(Path::new("m.toml"), &config);
+                let parsed = config::parse(Path::new("m.toml"), &config);
                 assert!(parsed.is_ok(), "{parsed:?}\n{config}");
             }
             let text = serde_json::to_string(&plan).unwrap();

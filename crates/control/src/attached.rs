@@ -14,7 +14,7 @@ pub struct AttachedPort {
     pub vm: String,
     /// Name of the port.
     pub port: String,
-    /// As [`crate::config::Config::attach`] takes it.
+    /// As [`config::Config::attach`] takes it.
     pub body: Value,
 }
 

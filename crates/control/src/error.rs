@@ -4,9 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use base::socket::SocketError;
+use config::Problems;
 use thiserror::Error;
-
-use crate::config::Problems;
 
 /// An error of this crate outside of a request's handling (for that: [`crate::plane::PlaneError`]).
 #[derive(Debug, Error)]

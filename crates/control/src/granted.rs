@@ -3,9 +3,9 @@
 //! It holds for later daemons, too, as long as the VM begins with what it had before: when the
 //! config file says something else than it did then, the file's word is the newer one.
 
+use config::{Config, CreditConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, CreditConfig};
 use crate::error::ControlError;
 use crate::run_list::{Kept, RunList};
 
@@ -87,7 +87,7 @@ mod tests {
 
     fn config(weight: u32) -> Config {
         let text = format!("[[vm]]\nname = \"web\"\nweight = {weight}\nceiling_ops_per_s = 7\n");
-        crate::config::parse(Path::new("m.toml"), &text).unwrap()
+        config::parse(Path::new("m.toml"), &text).unwrap()
     }
 
     #[test]

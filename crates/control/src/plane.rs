@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use base::histogram::Snapshot;
+use config::{AttachError, CreditConfig, Problems, SocketMode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use thiserror::Error;
 
-use crate::config::{AttachError, CreditConfig, Problems, SocketMode};
 use crate::sample::Metrics;
 
 mod channel;
@@ -78,7 +78,7 @@ pub trait Plane: Send + Sync + 'static {
     /// Changes what is logged until the daemon ends.
     fn set_log_filter(&self, filter: &str) -> Result<LogFilter, PlaneError>;
 
-    /// Makes a port and serves it. `body` is as in [`crate::config::Config::attach`].
+    /// Makes a port and serves it. `body` is as in [`config::Config::attach`].
     fn attach(&self, vm: &str, body: &Json) -> Result<PortStatus, PlaneError>;
 
     /// Starts a port that does not run: one that failed to start, or one of the config file that was
@@ -482,7 +482,7 @@ pub struct DiskStatus {
     pub read_only: bool,
     /// How its storage does.
     pub io_status: IoStatus,
-    /// Requests that wait for the storage, see [`crate::config::OnError`].
+    /// Requests that wait for the storage, see [`config::OnError`].
     pub held_requests: u64,
     /// How its image is; left out where there is no map.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,10 +6,10 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use config::MAX_FILE_LEN_BYTES;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::config::MAX_FILE_LEN_BYTES;
 use crate::error::ControlError;
 
 /// An entry of such a list.

@@ -9,10 +9,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use common::{COPY_BYTES, Served};
+use config::{MAX_PROBLEMS, ReadSocketConfig};
 use control::ControlError;
 use control::api::{ApiServer, MAX_BODY_LEN_BYTES, SCHEMA};
 use control::client::Answer;
-use control::config::{MAX_PROBLEMS, ReadSocketConfig};
 use serde_json::{Value, json};
 
 /// Checks `value` against a schema of the published description.

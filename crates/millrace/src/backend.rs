@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use base::clock::{Clock, MonotonicClock};
 use block::CheckProgress;
 use clap::{Args, Parser, ValueEnum};
-use control::config::{
+use config::{
     BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, OnError, SocketMode, UplinkConfig,
 };
 use control::systemd::Notifier;
@@ -191,7 +191,7 @@ pub fn run_net(args: &Net) -> u8 {
         mac: None,
         addresses: Vec::new(),
         // One VM and one wire: there is nobody else to protect.
-        bind: control::config::BindMode::Off,
+        bind: config::BindMode::Off,
         bind_also: Default::default(),
         allow: Vec::new(),
         queue_pairs: args.queue_pairs,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use control::config::{DEFAULT_CONFIG, DEFAULT_RUN_DIR};
+use config::{DEFAULT_CONFIG, DEFAULT_RUN_DIR};
 
 use crate::backend;
 

@@ -5,7 +5,6 @@ use std::io::Read;
 use anyhow::{Context, bail};
 use clap::CommandFactory;
 use control::client::{Answer, Client, encode};
-use control::config;
 use serde_json::{Value, json};
 
 use crate::cli::{

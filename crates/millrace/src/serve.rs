@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use config::{Config, HolderConfig};
 use control::api::ApiServer;
-use control::config::{self, Config, HolderConfig};
 use control::systemd::Notifier;
 use tokio::signal::unix::{Signal, SignalKind};
 

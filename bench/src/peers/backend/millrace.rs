@@ -147,7 +147,7 @@ mod tests {
             let case = case::ALL.into_iter().find(|c| c.name() == name).unwrap();
             let disk = Disk { path: "/t/live".into(), base: base.map(Into::into) };
             let text = disk_text(&Bed::pretend(), Path::new("/t/0"), &image(&disk, format, &case));
-            control::config::parse(Path::new("m.toml"), &text).unwrap();
+            config::parse(Path::new("m.toml"), &text).unwrap();
             text
         };
         let golden = "format = \"qcow2\"\npath = \"/t/live\"\ndirect = false\nread_only = false\n";

@@ -2,9 +2,9 @@
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use config::{AttachError, Problem};
 use serde::Serialize;
 
-use crate::config::{AttachError, Problem};
 use crate::plane::PlaneError;
 
 /// Body of every answer that is no success.

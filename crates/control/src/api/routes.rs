@@ -10,12 +10,12 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post, put};
 use axum::{Json, Router};
+use config::parse_size;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::answer::ApiError;
 use super::copies;
-use crate::config::parse_size;
 use crate::metrics;
 use crate::plane::{Plane, PlaneError};
 

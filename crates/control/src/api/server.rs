@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use axum::Router;
 use base::socket::{self, SocketError, SocketFile};
+use config::ReadSocketConfig;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 use super::routes::{read_only_router, router};
-use crate::config::ReadSocketConfig;
 use crate::error::ControlError;
 use crate::plane::Plane;
 

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use base::counter::{DropReason, QueueStats};
 use base::histogram::{Histogram, Snapshot};
+use config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::api::ApiServer;
 use control::client::Client;
-use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
     ChannelLink, ChannelState, ChannelStatus, CopyWork, CreditUsage, Detached, DiskStatus, Health,
     HolderStatus, ImageStatus, IoStatus, LogFilter, MacStatus, ModuleCounts, ModuleState,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::clock::Clock;
-use control::config::{Config, CreditConfig};
+use config::{Config, CreditConfig};
 use control::plane::CreditUsage;
 use control::sample::Metrics;
 use modules::Charge;

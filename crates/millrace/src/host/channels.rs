@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 use anyhow::Context;
 use channel::{ChannelError, Flow, MemberConfig, MemberInfo};
-use control::config::Config;
+use config::Config;
 use control::plane::{ChannelState, ChannelStatus, PlaneError};
 use control::sample::Metrics;
 use flow::FlowKey;
@@ -281,7 +281,7 @@ impl FrontEnds for OfVm {
 
     fn addresses(&self) -> Vec<NetAddresses> {
         self.ports.each_live(&self.vm, |port, live| match (&port.config, &live.engine) {
-            (control::config::PortConfig::Net(config), Engine::Net(net, _)) => {
+            (config::PortConfig::Net(config), Engine::Net(net, _)) => {
                 // A switch that is gone knows none.
                 let (mac, ips) = net.addresses().unwrap_or_default();
                 Some(NetAddresses {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use std::vec::IntoIter;
 
 use block::CheckProgress;
-use control::config::{DiskFormat, PortConfig};
+use config::{DiskFormat, PortConfig};
 use control::plane::PlaneError;
 
 use super::engine::Engine;

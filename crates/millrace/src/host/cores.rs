@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 use anyhow::Context;
 use base::clock::Clock;
 use base::numa::{Node, Nodes};
-use control::config::{PauseKind, Placement, SidecoreConfig as Wanted, SpinKind};
+use config::{PauseKind, Placement, SidecoreConfig as Wanted, SpinKind};
 use sidecore::placement::Limits;
 use sidecore::{Pause, Sidecore, SidecoreConfig};
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use control::config::Config;
+use config::Config;
 use vsock::{Domain, DomainConfig, VsockError, VsockPort, VsockPortConfig};
 
 /// Whose domain it is.

@@ -8,7 +8,7 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use block::memory::MemoryBackend;
 use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig, CheckProgress};
-use control::config::{Allowed, BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig, OnError};
+use config::{Allowed, BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig, OnError};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::{Sidecore, VmId};
 use vhost_user::{Device, SessionStore};

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
 use block::CheckProgress;
-use control::config::{Config, DiskConfig, DiskFormat, PortConfig};
+use config::{Config, DiskConfig, DiskFormat, PortConfig};
 use control::plane::PlaneError;
 use sidecore::{Accounts, Placer, Sidecore, VmId, Watchdog};
 use tokio::sync::Notify;

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use control::config::{self, Config};
+use config::Config;
 use control::plane::{ModuleStatus, PlaneError};
 use control::sample::Metrics;
 use modules::{Charge, ModulesError, RingConfig, RingSetup, VmModules, VmModulesConfig, engine};

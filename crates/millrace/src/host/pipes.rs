@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::BlockPort;
-use control::config::Config;
+use config::Config;
 use control::plane::PipeStatus;
 use control::sample::Metrics;
 use guest_abi::Reason;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use block::{BlockError, BlockPort};
-use control::config::{CreditConfig, PortConfig};
+use config::{CreditConfig, PortConfig};
 use control::plane::{
     ChannelStatus, CopyWork, Detached, HolderStatus, LogFilter, ModuleStatus, PipeStatus, Plane,
     PlaneError, PortStatus, Restored, Status,
@@ -174,7 +174,7 @@ impl Plane for Host {
 
     fn load_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError> {
         self.known(vm)?;
-        let config = control::config::load(&self.config_path)?;
+        let config = config::load(&self.config_path)?;
         self.modules.load(vm, &config)?;
         Ok(self.modules.status(Some(vm)))
     }
@@ -236,7 +236,7 @@ impl Plane for Host {
     }
 
     fn set_log_filter(&self, filter: &str) -> Result<LogFilter, PlaneError> {
-        control::config::check_log_filter(filter).map_err(|what| PlaneError::Invalid {
+        config::check_log_filter(filter).map_err(|what| PlaneError::Invalid {
             field: "filter",
             what,
             limit: None,
@@ -274,7 +274,7 @@ impl Plane for Host {
     }
 
     fn start(&self, vm: &str, port: &str) -> Result<PortStatus, PlaneError> {
-        let file = control::config::load(&self.config_path)?;
+        let file = config::load(&self.config_path)?;
         let mut in_file = file.vms.iter().filter(|v| v.name == vm).flat_map(|v| v.ports());
         let in_file = in_file.find(|p| p.name() == port);
         let started = self.start_again(vm, port, in_file)?;

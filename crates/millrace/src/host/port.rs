@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use base::counter::QueueStats;
 use block::CheckProgress;
-use control::config::{EndpointConfig, PortConfig, SocketMode};
+use config::{EndpointConfig, PortConfig, SocketMode};
 use vhost_user::{Endpoint, PortServer, PortStatus, SessionStore, SharedRegion, VmShare};
 
 use super::engine::Engine;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use control::config::{Config, PortConfig};
+use config::{Config, PortConfig};
 use control::sample::Metrics;
 
 use super::domains::Key;

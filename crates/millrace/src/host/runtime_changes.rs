@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use config::{AttachBody, AttachError, Config, CreditConfig, DEFAULT_WEIGHT, PortConfig};
 use control::ControlError;
 use control::attached::{AttachedList, AttachedPort};
-use control::config::{AttachBody, AttachError, Config, CreditConfig, DEFAULT_WEIGHT, PortConfig};
 use control::granted::GrantList;
 use control::run_list::{Kept as Entry, RunList};
 

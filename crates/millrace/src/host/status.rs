@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::counter::QueueStats;
 use base::histogram::Snapshot;
-use control::config::{Config, DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
+use config::{Config, DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
 use control::plane::{
     DiskStatus, Health, ImageStatus, IoStatus, LatencyStatus, MacStatus, ModuleStatus, NetStatus,
     PlacementStatus, PortKind, PortStatus, SidecoreStatus, SwitchStatus, VmStatus, VsockStatus,

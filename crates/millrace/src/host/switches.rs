@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use anyhow::Context;
 use base::clock::Clock;
 use base::counter::QueueStats;
-use control::config::{Config, SwitchConfig as Wanted, UplinkConfig};
+use config::{Config, SwitchConfig as Wanted, UplinkConfig};
 use net::tap::{self, Tap, TapConfig};
 use net::{NetError, Switch, SwitchConfig};
 use sidecore::Sidecore;

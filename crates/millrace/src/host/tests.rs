@@ -27,7 +27,7 @@ impl House {
         let text = format!("{daemon}[sidecore]\ncount=1\n{}", text.replace("DIR", place));
         let path = dir.path().join("m.toml");
         std::fs::write(&path, &text).unwrap();
-        let config = control::config::load(&path).unwrap();
+        let config = config::load(&path).unwrap();
         let runtime_changes = RuntimeChanges::load(dir.path());
         let host = Host::start(path, config, runtime_changes, session_store, None);
         Self { host: host.unwrap(), dir }

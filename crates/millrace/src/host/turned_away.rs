@@ -10,7 +10,7 @@ use anyhow::Context;
 use base::event::Event;
 use base::peer_fd::PeerFd;
 use base::socket::{self, SocketFile};
-use control::config::{EndpointConfig, SocketMode};
+use config::{EndpointConfig, SocketMode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use control::config::ChannelConfig;
+use config::ChannelConfig;
 use guest_abi::channel::{MAX_ADDRESSES, MAX_MACS};
 
 /// Of one network port.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use channel::{ChannelError, MemberConfig, MemberInfo, MemberMemory};
-use control::config::{ChannelConfig, VmConfig};
+use config::{ChannelConfig, VmConfig};
 use control::plane::{ChannelState, PlaneError};
 use vhost_user::SharedRegion;
 

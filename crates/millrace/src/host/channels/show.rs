@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use channel::MemberInfo;
-use control::config::format_mac;
+use config::format_mac;
 use control::plane::{ChannelLink, ChannelState, ChannelStatus};
 use control::sample::Metrics;
 

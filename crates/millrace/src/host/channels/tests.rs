@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ::channel::{LinkInfo, QmpError};
 use base::peer_fd::PeerFd;
-use control::config::ChannelConfig;
+use config::ChannelConfig;
 use rustix::fs::MemfdFlags;
 use vhost_user::SharedRegion;
 

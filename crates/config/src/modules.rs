@@ -5,13 +5,12 @@ use std::path::{Component, Path, PathBuf};
 
 use guest_abi::module::MAX_NAME_BYTES;
 use guest_abi::module_ring::{MAX_REGION_BYTES, MIN_REGION_BYTES};
-use serde::{Serialize, Serializer};
 
-use super::check::Taken;
-use super::model::Config;
-use super::node::{Node, Value};
-use super::reader::{Context, Reader};
-use super::value::{format_sha256, nearest, parse_sha256};
+use crate::first_use::FirstUses;
+use crate::model::{Config, ModuleConfig, RingConfig, VmModulesConfig};
+use crate::node::{Node, Value};
+use crate::reader::{Context, Reader};
+use crate::value::{nearest, parse_sha256, plain_path};
 
 /// Memory of a module: less has no room for a request, and its pointers reach no more.
 const MEMORY_BYTES: (u64, u64) = (1 << 20, 4 << 30);
@@ -37,90 +36,12 @@ const MAX_OF_VM: usize = 16;
 const DEFAULT_MEMORY_BYTES: u64 = 256 << 20;
 const DEFAULT_DEADLINE_MS: u64 = 100;
 const DEFAULT_DISK_BYTES: u64 = 10 << 30;
-/// 63 clients.
+// Room for 63 clients.
 const DEFAULT_RING_BYTES: u64 = 16 << 20;
 const DEFAULT_RING_SPIN_US: u64 = 50;
 
-/// Folder below `daemon.state_dir` for native code of all modules.
-const CODE_DIR: &str = "code";
-
-/// `[[module]]`: one that VMs may use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ModuleConfig {
-    /// Name.
-    pub name: String,
-    /// Its WebAssembly.
-    pub path: PathBuf,
-    /// What the file's SHA-256 must be.
-    #[serde(serialize_with = "sha256_text")]
-    pub sha256: [u8; 32],
-    /// Most memory.
-    #[serde(rename = "memory")]
-    pub memory_bytes: u64,
-    /// CPU time of a call.
-    pub deadline_ms: u32,
-}
-
-fn sha256_text<S: Serializer>(hash: &[u8; 32], s: S) -> Result<S::Ok, S::Error> {
-    format_sha256(hash).serialize(s)
-}
-
-/// `[vm.modules]`: those of a VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct VmModulesConfig {
-    /// Their names.
-    #[serde(rename = "use")]
-    pub names: Vec<String>,
-    /// Most bytes of files of each.
-    #[serde(rename = "disk")]
-    pub disk_bytes: u64,
-    /// Most of a core that each may take, in percent.
-    pub cpu_percent: u32,
-    /// Where their files are.
-    pub dir: PathBuf,
-    /// Where programs of the host reach them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub socket: Option<PathBuf>,
-    /// Whether any user of the guest reaches them over vsock; else root and programs with
-    /// `CAP_NET_BIND_SERVICE`, and who may open the memory, where requests come by that alone.
-    pub guest_users: bool,
-    /// Memory that its clients and modules share; none: they have sockets alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ring: Option<RingConfig>,
-}
-
-/// `[vm.modules.ring]`: memory in place of sockets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct RingConfig {
-    /// The file; QEMU has it before it, too.
-    pub path: PathBuf,
-    /// Its length, a power of two.
-    #[serde(rename = "size")]
-    pub bytes: u64,
-    /// How long a module's thread looks at rings before it sleeps.
-    pub spin_us: u32,
-    /// The guest's requests are taken by rings alone.
-    pub required: bool,
-}
-
-impl Config {
-    /// Where native code of modules is kept.
-    #[must_use]
-    pub fn code_dir(&self) -> PathBuf {
-        self.daemon.state_dir.join(CODE_DIR)
-    }
-
-    /// What a VM's modules are, in the order of its `use`; none: it has none.
-    #[must_use]
-    pub fn modules_of(&self, vm: &str) -> Option<(&VmModulesConfig, Vec<&ModuleConfig>)> {
-        let used = self.vms.iter().find(|v| v.name == vm)?.modules.as_ref()?;
-        let named = |name: &String| self.modules.iter().find(|module| module.name == *name);
-        Some((used, used.names.iter().filter_map(named).collect()))
-    }
-}
-
 /// Reads one `[[module]]`.
-pub(super) fn module(mut r: Reader<'_, '_>) -> ModuleConfig {
+pub(crate) fn module(mut r: Reader<'_, '_>) -> ModuleConfig {
     let name = r.required("name", "\"...\"");
     if let Some(name) = name {
         name_fits(&mut r, name);
@@ -138,7 +59,7 @@ pub(super) fn module(mut r: Reader<'_, '_>) -> ModuleConfig {
     ModuleConfig { name, path, sha256, memory_bytes, deadline_ms }
 }
 
-/// A folder is named so, and guests name it.
+/// Checks the name of a module: its folder has that name, and guests ask for it.
 fn name_fits(r: &mut Reader<'_, '_>, name: &str) {
     let plain = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
@@ -159,7 +80,7 @@ fn sha256(r: &mut Reader<'_, '_>) -> [u8; 32] {
     })
 }
 
-/// A size inside a range.
+/// Reads a size inside a range.
 fn sized(
     r: &mut Reader<'_, '_>,
     key: &'static str,
@@ -174,9 +95,9 @@ fn sized(
     bytes.clamp(low, high)
 }
 
-/// Reads the optional `[vm.modules]` of the VM `name`, which `r` reads. Looked at here and not with the
-/// whole config in view: a vsock port that is detached later must not make a config wrong.
-pub(super) fn of_vm(
+/// Reads the optional `[vm.modules]` of the VM `name`, which `r` reads. Checked here and not in
+/// `check.rs`: a vsock port that is detached later must not make a config wrong.
+pub(crate) fn of_vm(
     r: &mut Reader<'_, '_>,
     name: &str,
     state_dir: &Path,
@@ -256,9 +177,9 @@ fn names(r: &mut Reader<'_, '_>) -> Vec<String> {
     all
 }
 
-/// What only the whole config shows.
-pub(super) fn check(ctx: &mut Context, config: &Config) {
-    let mut names = Taken::new("the name", "names must differ");
+/// Checks modules across tables: names, references, folders, ring files.
+pub(crate) fn check(ctx: &mut Context, config: &Config) {
+    let mut names = FirstUses::new("the name", "names must differ");
     for (i, module) in config.modules.iter().enumerate().filter(|(_, m)| !m.name.is_empty()) {
         names.take(ctx, &module.name, &format!("{:?}", module.name), &format!("module[{i}].name"));
     }
@@ -279,14 +200,15 @@ pub(super) fn check(ctx: &mut Context, config: &Config) {
     rings(ctx, config);
 }
 
-/// A folder belongs to one VM alone. Links are not followed: files may not exist yet, and a process locks
-/// its folders.
+/// Checks that each folder belongs to one VM alone. Links are not followed: files may not exist
+/// yet, and a process locks its folders.
 fn folders(ctx: &mut Context, config: &Config) {
     let code = config.code_dir();
-    let mut taken: Vec<(PathBuf, String)> = vec![(plain(&code), "native code of modules".into())];
+    let mut taken: Vec<(PathBuf, String)> =
+        vec![(plain_path(&code), "native code of modules".into())];
     for (i, vm) in config.vms.iter().enumerate() {
         let Some(modules) = &vm.modules else { continue };
-        let (field, dir) = (format!("vm[{i}].modules.dir"), plain(&modules.dir));
+        let (field, dir) = (format!("vm[{i}].modules.dir"), plain_path(&modules.dir));
         if dir.components().any(|part| part == Component::ParentDir) {
             let what = format!("{} has a `..`", modules.dir.display());
             ctx.note(&field, what, "write where it leads to".into(), None);
@@ -304,19 +226,15 @@ fn folders(ctx: &mut Context, config: &Config) {
     }
 }
 
-/// A file is before one VM alone: its neighbour would read what goes by it.
+/// Checks that each ring file belongs to one VM alone: a second VM would read its requests.
 fn rings(ctx: &mut Context, config: &Config) {
-    let mut files = Taken::new("the file", "give each VM a file of its own");
+    let mut files = FirstUses::new("the file", "give each VM a file of its own");
     for (i, vm) in config.vms.iter().enumerate() {
         let Some(ring) = vm.modules.as_ref().and_then(|modules| modules.ring.as_ref()) else {
             continue;
         };
-        let path = plain(&ring.path);
+        let path = plain_path(&ring.path);
         let shown = path.display().to_string();
         files.take(ctx, path, &shown, &format!("vm[{i}].modules.ring.path"));
     }
-}
-
-fn plain(path: &Path) -> PathBuf {
-    path.components().filter(|c| !matches!(c, Component::CurDir)).collect()
 }

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use control::config::{AttachBody, AttachError, Config, parse};
+use config::{AttachBody, AttachError, Config, parse};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -128,7 +128,10 @@ fn good_body() -> impl Strategy<Value = Value> {
         let mut disk = json!({"name": "d", "read_only": read_only, "mode": "dial"});
         let more = match kind {
             0 => json!({"format": "memory", "size": (mib + 1) << 20}),
-            1 => json!({"format": "qcow2", "path": "/i", "backing_dir": "/b", "data_file": "/d", "map_cache": "1MiB"}),
+            1 => json!({
+                "format": "qcow2", "path": "/i", "backing_dir": "/b", "data_file": "/d",
+                "map_cache": "1MiB",
+            }),
             _ => json!({"format": "raw", "path": "/i", "direct": true,
                         "registered_memory": mib << 20}),
         };
@@ -141,10 +144,16 @@ fn good_body() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 2000,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
-    fn random_words_never_panic(words in prop::collection::vec(prop::sample::select(WORDS), 0..60)) {
+    fn random_words_never_panic(
+        words in prop::collection::vec(prop::sample::select(WORDS), 0..60),
+    ) {
         let text = words.join(" ");
         if let Err(problems) = parse(Path::new("m.toml"), &text) {
             prop_assert!(!problems.to_string().is_empty());
@@ -206,7 +215,8 @@ fn attaching_checks_against_the_config_and_names_fields_of_the_body() {
     assert!(config.attach("a/../b", &net).unwrap_err().to_string().contains("'/'"));
 }
 
-/// Who sent the request does not know where ports stand in the config, nor which of two comes first.
+/// The sender of a request does not know where ports stand in the config, nor which of two comes
+/// first.
 #[test]
 fn abuse_O6_an_attach_that_contradicts_another_port_names_that_port() {
     let mut config = empty();

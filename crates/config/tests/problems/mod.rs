@@ -1,8 +1,8 @@
-//! What is wrong with a config, for tests that expect it.
+//! Problems of a config, for tests that expect them.
 
 use std::path::Path;
 
-use control::config::parse;
+use config::parse;
 
 /// The problems of a config in `m.toml`, as they are told.
 pub fn errors(text: &str) -> Vec<String> {

@@ -1,17 +1,17 @@
-//! From a table to a port: `[[vm.net]]`, `[[vm.disk]]`, `[vm.vsock]`.
+//! Readers of the ports' tables: `[[vm.net]]`, `[[vm.disk]]`, `[vm.vsock]`.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use base::limits::{MAX_DISK_QUEUES, MAX_NAME_LEN_BYTES, MAX_QUEUE_PAIRS};
 
-use super::model::{
+use crate::model::{
     Allowed, BindAlso, BindMode, BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig,
     OnError, SocketMode, VSOCK_PORT_NAME, VsockConfig,
 };
-use super::node::Value;
-use super::reader::Reader;
-use super::value::parse_mac;
+use crate::node::Value;
+use crate::reader::Reader;
+use crate::value::parse_mac;
 
 /// Largest disk of memory: what the block engine takes.
 const MAX_MEMORY_DISK_LEN_BYTES: u64 = 64 << 30;
@@ -31,21 +31,21 @@ const MAX_ALLOWED: usize = 16;
 /// Bytes that `_4294967295`, the longest port, adds to the base of a vsock's Unix sockets.
 const VSOCK_SUFFIX_LEN_BYTES: usize = 11;
 
-/// Where a port lives: what its default socket is made of.
+/// Run folder and VM of a port, which make the path of its default socket.
 pub(crate) struct Home<'a> {
     pub(crate) run_dir: &'a Path,
     pub(crate) vm: &'a str,
 }
 
 fn endpoint(r: &mut Reader<'_, '_>, home: &Home<'_>, port: &str) -> EndpointConfig {
-    let given = r.path("socket");
-    let socket = given.unwrap_or_else(|| home.run_dir.join(format!("{}-{port}.sock", home.vm)));
+    let default = || home.run_dir.join(format!("{}-{port}.sock", home.vm));
+    let socket = r.path("socket").unwrap_or_else(default);
     r.socket_fits("socket", &socket, 0);
     let mode = r.choice("mode", &[("listen", SocketMode::Listen), ("dial", SocketMode::Dial)]);
     EndpointConfig { socket, mode }
 }
 
-/// Engines, the holder and logs name a port `vm/port`.
+/// Checks the length of `vm/port`, by which engines, the holder and logs name a port.
 fn full_name_fits(r: &mut Reader<'_, '_>, home: &Home<'_>, port: &str) {
     let len = home.vm.len() + 1 + port.len();
     if len > MAX_NAME_LEN_BYTES && home.vm.len() <= MAX_NAME_LEN_BYTES {
@@ -54,7 +54,7 @@ fn full_name_fits(r: &mut Reader<'_, '_>, home: &Home<'_>, port: &str) {
     }
 }
 
-/// The name of a net or disk.
+/// Reads the name of a network port or disk.
 fn port_name(r: &mut Reader<'_, '_>, home: &Home<'_>) -> String {
     let name = r.name();
     full_name_fits(r, home, &name);
@@ -109,7 +109,7 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
     }
 }
 
-/// `bind_also`: MAC and IP addresses, in any order.
+/// Reads `bind_also`: MAC and IP addresses, in any order.
 fn bind_also(r: &mut Reader<'_, '_>, own: Option<[u8; 6]>) -> BindAlso {
     let mut also = BindAlso::default();
     for (_, node) in r.list("bind_also") {
@@ -140,7 +140,7 @@ fn bind_also(r: &mut Reader<'_, '_>, own: Option<[u8; 6]>) -> BindAlso {
     also
 }
 
-/// `allow`: names of roles, and EtherTypes as they are written everywhere: `"0x8847"`.
+/// Reads `allow`: names of roles, and EtherTypes as they are written everywhere: `"0x8847"`.
 fn allow(r: &mut Reader<'_, '_>) -> Vec<Allowed> {
     let mut all = Vec::new();
     for (_, node) in r.list("allow") {
@@ -182,8 +182,8 @@ fn mac(r: &mut Reader<'_, '_>) -> Option<[u8; 6]> {
     }
 }
 
-/// The MAC address of a card; the error says what is wrong and how to mend it.
-pub(super) fn check_mac(text: &str) -> Result<[u8; 6], (String, &'static str)> {
+/// Parses the MAC address of a card; the error says what is wrong and how to mend it.
+pub(crate) fn check_mac(text: &str) -> Result<[u8; 6], (String, &'static str)> {
     match parse_mac(text) {
         None => Err((format!("{text:?} is no MAC address"), "write six hex bytes with `:`")),
         Some([first, ..]) if first & 1 != 0 => {
@@ -194,8 +194,8 @@ pub(super) fn check_mac(text: &str) -> Result<[u8; 6], (String, &'static str)> {
     }
 }
 
-/// `addresses`, at most `limit`.
-pub(super) fn addresses(r: &mut Reader<'_, '_>, limit: usize) -> Vec<IpAddr> {
+/// Reads `addresses`, at most `limit`.
+pub(crate) fn addresses(r: &mut Reader<'_, '_>, limit: usize) -> Vec<IpAddr> {
     let mut all: Vec<IpAddr> = Vec::new();
     for (_, node) in r.list("addresses") {
         let parsed = match &node.value {
@@ -317,7 +317,7 @@ fn format(r: &mut Reader<'_, '_>, block_size: u32) -> DiskFormat {
     }
 }
 
-/// The settings that only some formats have.
+/// Settings that only some formats of disks have.
 struct FormatFields {
     path: Option<PathBuf>,
     path_here: bool,

@@ -5,7 +5,7 @@ mod problems;
 
 use std::path::Path;
 
-use control::config::{ChannelConfig, ChannelsConfig, Config, Problems, parse};
+use config::{ChannelConfig, ChannelsConfig, Config, Problems, parse};
 use problems::errors;
 use serde_json::json;
 
@@ -27,7 +27,9 @@ fn bad_channels_are_told_with_place_and_fix() {
     let long = "x".repeat(64);
     let cases: &[(String, &[(&str, &str)])] = &[
         (
-            "[channel]\nvectors=1\nheartbeat_ms=9\ndead_after_ms=3600001\ndrain_timeout_ms=0".into(),
+            "[channel]\nvectors=1\nheartbeat_ms=9\ndead_after_ms=3600001\n\
+             drain_timeout_ms=0"
+                .into(),
             &[
                 ("m.toml:2:9: channel.vectors:", "is 1; the limit is 2 to 9"),
                 ("m.toml:3:14: channel.heartbeat_ms:", "is 9; the limit is 10 to 60000"),
@@ -87,11 +89,17 @@ fn bad_channels_are_told_with_place_and_fix() {
         ),
         (
             format!("{lan}{}{net}", member("a", &format!("addresses=[{}]", many[..16].join(",")))),
-            &[("m.toml:8:11:", "has 17 IP addresses with those of the VM's network ports; the limit is 16")],
+            &[(
+                "m.toml:8:11:",
+                "has 17 IP addresses with those of the VM's network ports; the limit is 16",
+            )],
         ),
         (
             member(&long, "").replace("/q", ""),
-            &[("m.toml:2:6: vm[0].name:", "has 64 bytes; the limit of a VM with a [vm.channel] is 63")],
+            &[(
+                "m.toml:2:6: vm[0].name:",
+                "has 64 bytes; the limit of a VM with a [vm.channel] is 63",
+            )],
         ),
     ];
     for (text, expected) in cases {
@@ -135,7 +143,7 @@ fn a_domain_has_32_members_and_others_do_not_count() {
     assert!(found[0].contains("vm[32].channel: trust domain t has more than 32 VMs"), "{found:?}");
 }
 
-/// What a port is attached with counts as if it were in the file.
+/// Addresses of an attached port count as if they were in the file.
 #[test]
 fn a_port_that_is_attached_may_not_bring_too_many_addresses() {
     let text = "[[switch]]\nname='lan'\n".to_owned() + &member("a", "addresses=['10.0.0.1']");

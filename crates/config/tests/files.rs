@@ -6,7 +6,7 @@ mod problems;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use control::config::{
+use config::{
     AttachBody, BindMode, BlockSize, Config, DiskFormat, HolderConfig, OnError, PauseKind,
     PipesConfig, Placement, Problems, SidecoreConfig, SocketMode, SpinKind, load, parse,
 };
@@ -538,7 +538,7 @@ fn files_that_cannot_be_read_are_problems() {
     assert!(load(&path).unwrap_err().to_string().contains("larger than 1048576"));
 }
 
-/// Whoever may write the config decides what root's daemon opens.
+/// A user who may write the config decides what root's daemon opens.
 #[test]
 fn abuse_O6_what_every_user_may_write_is_no_config() {
     use std::os::unix::fs::PermissionsExt;

@@ -2,80 +2,34 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use guest_abi::channel::{MAX_ADDRESSES, MAX_MACS, MAX_MEMBERS, MAX_VECTORS, NAME_LEN};
-use serde::{Serialize, Serializer};
 
-use super::model::{Config, VmConfig};
-use super::node::{Node, Value};
-use super::ports;
-use super::reader::{Context, Reader};
-use super::value::format_mac;
+use crate::model::{ChannelConfig, ChannelsConfig, Config, DEFAULT_ROOT_PORTS, VmConfig};
+use crate::node::{Node, Value};
+use crate::ports;
+use crate::reader::{Context, Reader};
+use crate::value::format_mac;
 
 /// Longest name of a VM or domain: with its closing zero it has to fit into the members' table.
 const MAX_MEMBER_NAME_LEN_BYTES: usize = NAME_LEN - 1;
 
-/// Longest time to leave: the control API answers within 60 s, and the packaged unit has 30 s to stop.
+/// Longest time to leave: the control API answers within 60 s, and the packaged unit has 30 s to
+/// stop.
 const MAX_DRAIN_TIMEOUT_MS: u64 = 20_000;
 
 /// Longest time without a heartbeat: after that nobody waits any more.
 const MAX_DEAD_AFTER_MS: u64 = 3_600_000;
 
-/// How the ids of root ports begin that are for channels, when the config does not say.
-pub const DEFAULT_ROOT_PORTS: &str = "millrace";
-
-/// `[channel]`: what holds for the channels of all VMs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct ChannelsConfig {
-    /// Doorbells of each member: one for control, the others for queues.
-    pub vectors: u32,
-    /// How often heartbeats are counted up.
-    pub heartbeat_ms: u32,
-    /// A heartbeat that stands still for so long means death.
-    pub dead_after_ms: u32,
-    /// Time for a member to leave.
-    pub drain_timeout_ms: u64,
-}
-
-impl Default for ChannelsConfig {
-    fn default() -> Self {
-        Self { vectors: 5, heartbeat_ms: 500, dead_after_ms: 2_000, drain_timeout_ms: 10_000 }
-    }
-}
-
-/// `[vm.channel]`: its presence lets the VM take part. Such a VM has a trust domain, whose other
-/// members see its memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ChannelConfig {
-    /// QEMU's monitor, for Millrace alone.
-    pub qmp: PathBuf,
-    /// How the ids of its root ports for channels begin.
-    pub root_ports: String,
-    /// MAC addresses of its network cards that are no ports of ours.
-    #[serde(serialize_with = "macs_text")]
-    pub macs: Vec<[u8; 6]>,
-    /// IP addresses of the same.
-    pub addresses: Vec<IpAddr>,
-    /// Whether it joins by itself.
-    pub auto: bool,
-    /// Whether its memory file may be one that is not sealed against shrinking.
-    pub allow_unsealed: bool,
-}
-
-fn macs_text<S: Serializer>(macs: &[[u8; 6]], s: S) -> Result<S::Ok, S::Error> {
-    s.collect_seq(macs.iter().map(|mac| format_mac(*mac)))
-}
-
 /// Reads `[channel]`.
-pub(super) fn channels(mut r: Reader<'_, '_>) -> ChannelsConfig {
+pub(crate) fn channels(mut r: Reader<'_, '_>) -> ChannelsConfig {
     let default = ChannelsConfig::default();
     let ms = |r: &mut Reader<'_, '_>, key, default: u32, low, high| {
         r.int(key, default.into(), low..=high) as u32
     };
     let vectors = ms(&mut r, "vectors", default.vectors, 2, MAX_VECTORS.into());
     let heartbeat_ms = ms(&mut r, "heartbeat_ms", default.heartbeat_ms, 10, 60_000);
-    // Follows a slower heartbeat when only that was said.
+    // Follows a slower heartbeat when only the heartbeat is set.
     let dead_after = default.dead_after_ms.max(4 * heartbeat_ms);
     let dead_after_ms = ms(&mut r, "dead_after_ms", dead_after, 20, MAX_DEAD_AFTER_MS);
     if dead_after_ms < 2 * heartbeat_ms {
@@ -89,11 +43,11 @@ pub(super) fn channels(mut r: Reader<'_, '_>) -> ChannelsConfig {
 }
 
 /// Reads the optional `[vm.channel]` of the VM that `r` reads.
-pub(super) fn channel(r: &mut Reader<'_, '_>, has_domain: bool) -> Option<ChannelConfig> {
+pub(crate) fn channel(r: &mut Reader<'_, '_>, has_domain: bool) -> Option<ChannelConfig> {
     let node = r.get("channel")?;
     if !has_domain {
-        let what = "is for a VM without trust_domain: members of a channel map each other's memory, so \
-                    it must be said who may";
+        let what = "is for a VM without trust_domain: members of a channel map each other's \
+                    memory, so it must be said who may";
         r.bad("channel", what, "add `trust_domain = \"...\"` to the VM, or take it out");
     }
     let path = format!("{}.channel", r.path);
@@ -140,15 +94,15 @@ fn macs(r: &mut Reader<'_, '_>) -> Vec<[u8; 6]> {
     all
 }
 
-/// What only the whole config shows.
-pub(super) fn check(ctx: &mut Context, config: &Config) {
+/// Checks channels across VMs: addresses, names, counts.
+pub(crate) fn check(ctx: &mut Context, config: &Config) {
     let members = || config.vms.iter().enumerate().filter(|(_, vm)| vm.channel.is_some());
     let mut domains: HashMap<&str, Owners> = HashMap::new();
     for (i, vm) in members() {
         let Some(domain) = &vm.trust_domain else { continue };
         let owners = domains.entry(domain).or_default();
         owners.members += 1;
-        // One too many is told once.
+        // Noted once, for the first VM beyond the limit.
         if owners.members == MAX_MEMBERS + 1 {
             let what =
                 format!("trust domain {domain} has more than {MAX_MEMBERS} VMs with channels");
@@ -167,7 +121,8 @@ pub(super) fn check(ctx: &mut Context, config: &Config) {
     }
 }
 
-/// Who has which address in a trust domain. Members send to an address by it, so it has to be one's.
+/// Owners of the addresses in a trust domain. Members find each other by address, so each address
+/// has one owner.
 #[derive(Default)]
 struct Owners {
     members: usize,
@@ -190,8 +145,8 @@ impl Owners {
     }
 
     fn take_listed(&mut self, ctx: &mut Context, i: usize, channel: &ChannelConfig) {
-        let fix = "each address belongs to one VM of the domain; those of its network ports are added \
-                   by themselves";
+        let fix = "each address belongs to one VM of the domain; those of its network ports are \
+                   added by themselves";
         let mut take = |field: &str, what: String, first: Option<String>| {
             if let Some(first) = first {
                 ctx.conflict(&format!("{what} is taken by"), &first, field, fix);
@@ -210,7 +165,7 @@ impl Owners {
     }
 }
 
-/// Who had it already; else it is taken.
+/// Takes `key` for `field`; the field that had it already, if one had.
 fn taken<K: Eq + std::hash::Hash>(
     all: &mut HashMap<K, String>,
     key: K,
@@ -235,7 +190,7 @@ fn names(ctx: &mut Context, i: usize, vm: &VmConfig) {
     }
 }
 
-/// As many addresses as the members' table has room for, those of its ports included.
+/// Checks that the addresses of a VM, those of its ports included, fit into the members' table.
 fn counts(ctx: &mut Context, i: usize, vm: &VmConfig) {
     let Some(channel) = &vm.channel else { return };
     let macs = channel.macs.len() + vm.nets.iter().filter(|net| net.mac.is_some()).count();

@@ -1,4 +1,4 @@
-//! What is wrong with a config, where, and how to put it right.
+//! Problems of a config: what is wrong, where, and how to put it right.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde::Serialize;
 /// grow an answer without end.
 pub const MAX_PROBLEMS: usize = 100;
 
-/// One text that was parsed, kept so that an offset can be told as line and column.
+/// Text that was parsed, kept to turn offsets into lines and columns.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) file: PathBuf,
@@ -37,7 +37,7 @@ impl Place {
     }
 }
 
-/// Where in a file; both numbers start at 1.
+/// Place in a file; both numbers start at 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Location {
     /// The config file or drop-in.
@@ -54,19 +54,19 @@ impl fmt::Display for Location {
     }
 }
 
-/// One thing that is wrong.
+/// One fault of a config.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// The setting, as a path: `vm[0].net[1].mac`.
     pub field: String,
-    /// What is wrong.
+    /// Description of the fault.
     pub what: String,
-    /// What to do about it.
+    /// Advice: how to mend it.
     pub fix: String,
     /// The limit that was passed, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
-    /// Where it stands; none for a body of the control API.
+    /// Place in the file; none for a body of the control API.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<Location>,
 }
@@ -88,7 +88,7 @@ impl fmt::Display for Problem {
 pub struct Problems {
     /// The first [`MAX_PROBLEMS`].
     pub problems: Vec<Problem>,
-    /// How many more there were.
+    /// Number of further problems.
     pub left_out: usize,
 }
 

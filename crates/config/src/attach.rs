@@ -7,14 +7,14 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use thiserror::Error;
 
-use super::check::check;
-use super::decode;
-use super::model::{Config, CreditConfig, PortConfig, VSOCK_PORT_NAME, VmConfig};
-use super::node::{Node, Value, from_json};
-use super::ports::{self, Home};
-use super::problem::Problems;
-use super::reader::{Context, Reader};
-use super::value::check_name;
+use crate::check::check;
+use crate::decode;
+use crate::model::{Config, CreditConfig, PortConfig, VSOCK_PORT_NAME, VmConfig};
+use crate::node::{Node, Value, from_json};
+use crate::ports::{self, Home};
+use crate::problem::Problems;
+use crate::reader::{Context, Reader};
+use crate::value::check_name;
 
 /// Why a port was not attached.
 #[derive(Debug, Error)]
@@ -58,8 +58,8 @@ impl Config {
         self.take(vm, body, false)
     }
 
-    /// As [`Config::attach`], for one that an earlier daemon attached: a VM that is there has its
-    /// weight from a config that is newer than `body`.
+    /// Takes in a port again that an earlier daemon attached, as [`Config::attach`] does. The
+    /// weight in `body` is ignored for a VM that exists: its config is newer.
     pub fn attach_again(&mut self, vm: &str, body: &Json) -> Result<PortConfig, AttachError> {
         self.take(vm, body, true)
     }
@@ -92,7 +92,7 @@ impl Config {
         Ok(request.port)
     }
 
-    /// Gives a VM that is there a port in the place of one of the same name, if there is one. On error
+    /// Gives an existing VM a port, in place of one of the same name if there is one. On error
     /// nothing is changed.
     pub fn put_port(&mut self, vm: &str, port: &PortConfig) -> Result<(), AttachError> {
         let mut next = self.clone();
@@ -121,8 +121,8 @@ impl Config {
         if ctx.problems.is_empty() { Ok(()) } else { Err(ctx.problems) }
     }
 
-    /// Changes what a VM is granted: those settings that `body` names. None when there is no such
-    /// VM. On error nothing is changed.
+    /// Changes the credit settings of a VM that `body` names. None when there is no such VM. On
+    /// error nothing is changed.
     pub fn set_credit(&mut self, vm: &str, body: &Json) -> Result<Option<CreditConfig>, Problems> {
         let Some(vm) = self.vms.iter_mut().find(|v| v.name == vm) else { return Ok(None) };
         let mut ctx = Context::default();
@@ -137,7 +137,8 @@ impl Config {
         Ok(Some(credit))
     }
 
-    /// Forgets a port, and with its last one a VM that is not in a config file. None when there is no such port.
+    /// Forgets a port, and with its last one a VM that is not in a config file. None when there is
+    /// no such port.
     pub fn detach(&mut self, vm: &str, port: &str) -> Option<PortConfig> {
         let at = self.vms.iter().position(|v| v.name == vm)?;
         let found = self.vms[at].ports().find(|p| p.name() == port)?;
@@ -149,6 +150,7 @@ impl Config {
     }
 }
 
+/// Request to attach a port, as it was read.
 struct Request {
     port: PortConfig,
     trust_domain: Option<String>,
@@ -204,7 +206,7 @@ fn request(ctx: &mut Context, node: &Node, run_dir: &Path, vm: &str) -> Option<R
     ctx.problems.is_empty().then_some(Request { port, trust_domain, weight })
 }
 
-/// Where the new port will stand in the config, and its table in the request.
+/// Path of the new port in the config, and its table in the request.
 fn place(at: usize, vm: &VmConfig, port: &PortConfig) -> (String, &'static str) {
     match port {
         PortConfig::Net(_) => (format!("vm[{at}].net[{}]", vm.nets.len()), "net"),

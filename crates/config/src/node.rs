@@ -1,19 +1,21 @@
-//! TOML and JSON in one shape, so that a port is written the same way in a file and in a request.
+//! Nodes: TOML and JSON in one shape, so that a port is written the same way in a file and in a
+//! request.
 
 use std::sync::Arc;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{Place, Problem, Problems, Source};
+use crate::problem::{Place, Problem, Problems, Source};
 
-/// A value and where it stands.
+/// A value and its place in the source.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) place: Option<Place>,
     pub(crate) value: Value,
 }
 
+/// Value of a setting, of TOML or JSON.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     Str(String),
@@ -48,8 +50,8 @@ impl Value {
     }
 }
 
-/// Parses one TOML text. Syntax errors go to `problems`; what could be read is returned still, so
-/// that its other errors are found in the same run.
+/// Parses one TOML text. Syntax errors go to `problems`; the part that could be read is returned
+/// all the same, so that its other errors are found in the same run.
 pub(crate) fn from_toml(source: &Arc<Source>, problems: &mut Problems) -> Node {
     let (table, errors) = DeTable::parse_recoverable(&source.text);
     for error in errors {
@@ -99,7 +101,7 @@ fn toml_value(source: &Arc<Source>, value: &Spanned<DeValue<'_>>) -> Node {
     Node { place, value }
 }
 
-/// The same from JSON, without places.
+/// Converts JSON, which has no places.
 pub(crate) fn from_json(json: &serde_json::Value) -> Node {
     use serde_json::Value as Json;
     let value = match json {
@@ -141,7 +143,8 @@ pub(crate) fn merge(base: &mut Node, over: Node) {
     }
 }
 
-/// Tables merge and `[[..]]` lists grow; a plain list such as `cpus` is a scalar in this sense.
+/// Whether two values merge: tables do, and `[[..]]` lists grow; a plain list such as `cpus` is
+/// overridden as a scalar is.
 fn mergeable(old: &Node, new: &Node) -> bool {
     let of_tables = |items: &[Node]| items.iter().any(|i| matches!(i.value, Value::Table(_)));
     match (&old.value, &new.value) {

@@ -1,19 +1,19 @@
-//! From a table to the config: `[daemon]`, `[[switch]]`, `[[vm]]`.
+//! Readers of the tables `[daemon]`, `[[switch]]` and `[[vm]]`.
 
 use std::path::PathBuf;
 
 use base::limits::MAX_MEMORY_BYTES;
 
-use super::channel::{channel, channels};
-use super::model::{
+use crate::channel::{channel, channels};
+use crate::model::{
     Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, PipesConfig,
     ReadSocketConfig, SwitchConfig, UplinkConfig, VmConfig,
 };
-use super::modules::{self, module};
-use super::node::{Node, Value};
-use super::ports;
-use super::reader::{Context, Reader};
-use super::sidecore::sidecore;
+use crate::modules::{self, module};
+use crate::node::{Node, Value};
+use crate::ports;
+use crate::reader::{Context, Reader};
+use crate::sidecore::sidecore;
 
 /// Longest name of an interface (`IFNAMSIZ` is 16 with the closing zero).
 const MAX_IF_NAME_LEN_BYTES: usize = 15;
@@ -37,10 +37,10 @@ const MAX_PIPES: u64 = 4096;
 /// for one VM are rare.
 const MAX_PIPE_THREADS: u64 = 64;
 
-/// Where sockets are made when the config does not say.
+/// Default folder of sockets.
 pub const DEFAULT_RUN_DIR: &str = "/run/millrace";
 
-/// Where what outlives a reboot is kept when the config does not say.
+/// Default folder of files that outlive a reboot.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/millrace";
 
 /// Longest filter of a request: more directives than the daemon has parts.
@@ -85,7 +85,7 @@ fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
     DaemonConfig { run_dir, state_dir, control_socket, read_socket, socket_mode, holder, log }
 }
 
-/// The socket for listings and who may connect to it: one without the other is for nobody.
+/// Reads the socket for listings and the group that may connect to it; neither is of use alone.
 fn read_socket(r: &mut Reader<'_, '_>) -> Option<ReadSocketConfig> {
     let (here, path) = (r.get("read_socket").is_some(), r.path("read_socket"));
     let (group_here, group) = (r.get("read_group").is_some(), r.string("read_group"));
@@ -103,7 +103,8 @@ fn read_socket(r: &mut Reader<'_, '_>) -> Option<ReadSocketConfig> {
     Some(ReadSocketConfig { path, group })
 }
 
-/// Octal in a string, as for `chmod`: TOML's own octal numbers are too easily written in decimal.
+/// Reads a mode: octal digits in a string, as for `chmod`. TOML's own octal numbers are too easily
+/// written in decimal.
 fn socket_mode(r: &mut Reader<'_, '_>) -> u32 {
     let text = r.string("socket_mode").unwrap_or("0600");
     match u32::from_str_radix(text, 8) {
@@ -147,7 +148,7 @@ fn is_log_filter(text: &str) -> bool {
     })
 }
 
-/// What is logged.
+/// Reads the log filter of the daemon.
 fn log(r: &mut Reader<'_, '_>) -> String {
     let log = r.string("log").unwrap_or("info");
     if !is_log_filter(log) {
@@ -156,7 +157,7 @@ fn log(r: &mut Reader<'_, '_>) -> String {
     log.into()
 }
 
-/// Checks what is to be logged; the error says what is wrong with it and what to write.
+/// Checks a log filter; the error says what is wrong with it and what to write.
 pub fn check_log_filter(text: &str) -> Result<(), String> {
     let good = text.len() <= MAX_LOG_FILTER_LEN_BYTES && is_log_filter(text);
     let shown = || text.chars().take(64).collect::<String>();
@@ -186,8 +187,8 @@ fn uplink(mut r: Reader<'_, '_>) -> UplinkConfig {
     UplinkConfig { tap: tap.into(), bridge: bridge.map(Into::into), offloads }
 }
 
-/// What the kernel takes as an interface's name (`dev_valid_name`), and no `%`, which it would
-/// replace by a number.
+/// Checks the name of an interface by the kernel's rules (`dev_valid_name`), and refuses `%`, which
+/// the kernel would replace by a number.
 fn interface(r: &mut Reader<'_, '_>, key: &'static str, name: &str) {
     let bad = |c: char| c.is_ascii_whitespace() || matches!(c, '/' | ':' | '%');
     let missing = name.is_empty() && key == "tap" && r.get("tap").is_none();
@@ -241,7 +242,7 @@ fn vm(ctx: &mut Context, path: String, node: &Node, daemon: &DaemonConfig) -> Vm
 /// Least `memory_limit`: below it no VM starts.
 const MIN_MEMORY_LIMIT_BYTES: u64 = 1 << 20;
 
-/// The optional `memory_limit` of a VM.
+/// Reads the optional `memory_limit` of a VM.
 fn memory_limit(r: &mut Reader<'_, '_>) -> Option<u64> {
     let len_bytes = r.size("memory_limit")?;
     if !(MIN_MEMORY_LIMIT_BYTES..=MAX_MEMORY_BYTES).contains(&len_bytes) {
@@ -252,8 +253,8 @@ fn memory_limit(r: &mut Reader<'_, '_>) -> Option<u64> {
     Some(len_bytes)
 }
 
-/// The optional `[vm.pipes]`. Looked at here and not with the whole config in view: ports that are
-/// detached later must not make a config wrong.
+/// Reads the optional `[vm.pipes]`. Checked here and not in `check.rs`: ports that are detached
+/// later must not make a config wrong.
 fn pipes(r: &mut Reader<'_, '_>, has_vsock: bool, has_net: bool) -> Option<PipesConfig> {
     let node = r.get("pipes")?;
     if !has_vsock {
@@ -273,19 +274,19 @@ fn pipes(r: &mut Reader<'_, '_>, has_vsock: bool, has_net: bool) -> Option<Pipes
     Some(PipesConfig { max, threads, secret })
 }
 
-/// The optional `trust_domain` of a VM.
+/// Reads the optional `trust_domain` of a VM.
 pub(crate) fn trust_domain(r: &mut Reader<'_, '_>) -> Option<String> {
     let name = r.string("trust_domain")?;
     Some(r.checked_name("trust_domain", name))
 }
 
-/// The optional `weight` in a request that attaches a port to a new VM.
+/// Reads the optional `weight` in a request that attaches a port to a new VM.
 pub(crate) fn weight(r: &mut Reader<'_, '_>) -> Option<u32> {
     r.get("weight")?;
     Some(r.int("weight", DEFAULT_WEIGHT.into(), 1..=MAX_WEIGHT) as u32)
 }
 
-/// What a VM is granted; `now`: what holds where nothing is said.
+/// Reads the credit settings of a VM; those that are not named stay as in `now`.
 pub(crate) fn credit(r: &mut Reader<'_, '_>, now: CreditConfig) -> CreditConfig {
     let mut rate = |key, now| {
         let Some(rate) = r.size(key) else { return now };

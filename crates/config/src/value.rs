@@ -1,12 +1,14 @@
-//! The small languages inside settings: names, MAC addresses, sizes.
+//! Notations inside settings: names, MAC addresses, hashes, sizes, paths.
+
+use std::path::{Component, Path, PathBuf};
 
 use base::limits::MAX_NAME_LEN_BYTES;
 
 /// Longest path of a Unix socket: `sun_path` has 108 bytes, one is the closing zero.
 pub const MAX_SOCKET_PATH_LEN_BYTES: usize = 107;
 
-/// A name is a metric label and part of a file name: letters, digits, `.`, `_`, `-`, a letter or
-/// digit first. The error says what is wrong.
+/// Checks a name, which is a metric label and part of a file name: letters, digits, `.`, `_`, `-`,
+/// a letter or digit first. The error says what is wrong.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() {
         return Err("is empty".into());
@@ -24,7 +26,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A MAC address, `02:00:00:00:00:01` or with dashes.
+/// Parses a MAC address, `02:00:00:00:00:01` or with dashes.
 pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
     let mut mac = [0u8; 6];
     let separator = if text.contains('-') { '-' } else { ':' };
@@ -39,13 +41,13 @@ pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
     parts.next().is_none().then_some(mac)
 }
 
-/// The usual way to write a MAC address.
+/// Writes a MAC address in the usual way: `02:00:00:00:00:01`.
 pub fn format_mac(mac: [u8; 6]) -> String {
     let [a, b, c, d, e, f] = mac;
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
 }
 
-/// A SHA-256 in 64 hexadecimal digits.
+/// Parses a SHA-256 of 64 hexadecimal digits.
 pub(crate) fn parse_sha256(text: &str) -> Option<[u8; 32]> {
     if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
@@ -57,13 +59,13 @@ pub(crate) fn parse_sha256(text: &str) -> Option<[u8; 32]> {
     Some(hash)
 }
 
-/// A SHA-256 as `sha256sum` writes it.
+/// Writes a SHA-256 as `sha256sum` does.
 pub fn format_sha256(hash: &[u8; 32]) -> String {
     hash.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A size in bytes: `64MiB`, `4 GiB`, `4096`, `512B`. Units are powers of 1024 and written out,
-/// since `M` and `MB` mean different things to different people.
+/// Parses a size in bytes: `64MiB`, `4 GiB`, `4096`, `512B`. Units are powers of 1024 and written
+/// out, since `M` and `MB` mean different things to different people.
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -77,6 +79,12 @@ pub fn parse_size(text: &str) -> Option<u64> {
         _ => return None,
     };
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// The path without `.` and doubled slashes. Links are not followed: the file may not exist yet,
+/// and the engine's lock on the image catches two ways to the same file.
+pub(crate) fn plain_path(path: &Path) -> PathBuf {
+    path.components().filter(|c| !matches!(c, Component::CurDir)).collect()
 }
 
 /// The known word nearest to a mistyped one, if any is near enough to be meant.

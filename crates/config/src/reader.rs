@@ -1,13 +1,13 @@
-//! Reads settings out of a table one by one and remembers which keys it was asked for, so that the
-//! rest can be reported as unknown. Every problem is noted and a default taken: one run finds all.
+//! Reader of one table: takes settings one by one and remembers their keys, so that all others can
+//! be reported as unknown. Every problem is noted and a default taken: one run finds all.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use super::node::{Entry, Node, Value};
-use super::problem::{Place, Problem, Problems};
-use super::value::{MAX_SOCKET_PATH_LEN_BYTES, check_name, nearest, parse_size};
+use crate::node::{Entry, Node, Value};
+use crate::problem::{Place, Problem, Problems};
+use crate::value::{MAX_SOCKET_PATH_LEN_BYTES, check_name, nearest, parse_size};
 
 /// Longest string taken as a setting: a path may be 4,096 bytes, nothing else comes near.
 const MAX_STRING_LEN_BYTES: usize = 4096;
@@ -20,7 +20,7 @@ pub(crate) const MAX_LIST_LEN: usize = 1024;
 pub(crate) struct Context {
     pub(crate) problems: Problems,
     pub(crate) places: HashMap<String, Place>,
-    /// How tables are called in the answer to a request, whose sender does not know their numbers; empty
+    /// Names of tables in the answer to a request, whose sender does not know their numbers; empty
     /// for files.
     pub(crate) names: HashMap<String, String>,
     /// The table that the request adds, and what its sender calls it.
@@ -44,8 +44,8 @@ impl Context {
         self.problems.push(Problem { field, what, fix, limit, location });
     }
 
-    /// Notes that two settings contradict each other: at the second of them, or at that of the request.
-    /// `what` ends in front of the name of the other.
+    /// Notes that two settings contradict each other: at the second of them, or at that of the
+    /// request. `what` ends in front of the name of the other.
     pub(crate) fn conflict(&mut self, what: &str, first: &str, second: &str, fix: &str) {
         let is_own = |field| self.of_request(field).is_some();
         let (other, at) =
@@ -54,14 +54,14 @@ impl Context {
         self.note(at, what, fix.into(), None);
     }
 
-    /// What the sender of a request calls a setting of it.
+    /// Name of a setting in the request, as its sender wrote it; none: it is not the request's.
     fn of_request(&self, field: &str) -> Option<String> {
         let (prefix, kind) = self.own.as_ref()?;
         let rest = field.strip_prefix(prefix.as_str())?;
         (rest.is_empty() || rest.starts_with('.')).then(|| format!("{kind}{rest}"))
     }
 
-    /// A setting as whoever wrote the file or sent the request knows it.
+    /// Name of a setting for the author of the file or request.
     fn shown(&self, field: &str) -> String {
         if let Some(own) = self.of_request(field) {
             return own;
@@ -132,7 +132,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         self.bad(key, format!("is {}", value.kind()), format!("write {wanted}"));
     }
 
-    /// A string.
+    /// Reads a string.
     pub(crate) fn string(&mut self, key: &'static str) -> Option<&'n str> {
         match &self.get(key)?.value {
             Value::Str(s) if s.len() > MAX_STRING_LEN_BYTES => {
@@ -152,13 +152,14 @@ impl<'c, 'n> Reader<'c, 'n> {
         }
     }
 
+    /// Notes that the value of `key` is beyond `limit`.
     pub(crate) fn limit(&mut self, key: &str, what: String, limit: impl ToString) {
         let field = self.field(key);
         let limit = limit.to_string();
         self.ctx.note(&field, what, format!("the limit is {limit}"), Some(limit));
     }
 
-    /// A string that must be there.
+    /// Reads a string that must be there.
     pub(crate) fn required(&mut self, key: &'static str, example: &str) -> Option<&'n str> {
         let here = self.entries.iter().any(|e| e.key == key);
         let value = self.string(key);
@@ -168,7 +169,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         value
     }
 
-    /// A name that must be there.
+    /// Reads a name that must be there.
     pub(crate) fn name(&mut self) -> String {
         let Some(name) = self.required("name", "\"...\"") else {
             return String::new();
@@ -185,7 +186,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         name.into()
     }
 
-    /// A boolean.
+    /// Reads a boolean.
     pub(crate) fn bool(&mut self, key: &'static str, default: bool) -> bool {
         match self.get(key).map(|n| &n.value) {
             None => default,
@@ -197,7 +198,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         }
     }
 
-    /// An integer inside `range`.
+    /// Reads an integer inside `range`.
     pub(crate) fn int(
         &mut self,
         key: &'static str,
@@ -210,7 +211,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         }
     }
 
-    /// The integer in `node`, the value of `key`.
+    /// Takes the integer of `node`, the value of `key`.
     pub(crate) fn int_of(
         &mut self,
         key: &str,
@@ -229,7 +230,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         value
     }
 
-    /// A size in bytes, as an integer or a string with unit.
+    /// Reads a size in bytes: an integer, or a string with a unit.
     pub(crate) fn size(&mut self, key: &'static str) -> Option<u64> {
         let node = self.get(key)?;
         match &node.value {
@@ -249,21 +250,21 @@ impl<'c, 'n> Reader<'c, 'n> {
         }
     }
 
-    /// One word of a list; the first is the default.
+    /// Reads one of these words; the first is the default.
     pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)]) -> T {
         let default = words[0].1;
-        let Some(given) = self.string(key) else {
+        let Some(chosen) = self.string(key) else {
             return default;
         };
-        if let Some((_, value)) = words.iter().find(|(word, _)| *word == given) {
+        if let Some((_, value)) = words.iter().find(|(word, _)| *word == chosen) {
             return *value;
         }
         let all: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
-        self.bad(key, format!("{given:?} is unknown"), format!("write {}", all.join(" or ")));
+        self.bad(key, format!("{chosen:?} is unknown"), format!("write {}", all.join(" or ")));
         default
     }
 
-    /// An absolute path.
+    /// Reads an absolute path.
     pub(crate) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let path = PathBuf::from(self.string(key)?);
         self.absolute(key, &path).then_some(path)
@@ -290,7 +291,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         }
     }
 
-    /// A list, each item with its field name.
+    /// Reads a list, each item with the name of its field.
     pub(crate) fn list(&mut self, key: &'static str) -> Vec<(String, &'n Node)> {
         let Some(node) = self.get(key) else {
             return Vec::new();
@@ -311,7 +312,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         items.iter().take(MAX_LIST_LEN).enumerate().map(named).collect()
     }
 
-    /// Notes keys that nobody asked for.
+    /// Notes keys that were not read: they are no settings.
     pub(crate) fn finish(self) {
         for entry in self.entries {
             if self.known.iter().any(|k| *k == entry.key) {

@@ -5,7 +5,7 @@ mod problems;
 
 use std::path::{Path, PathBuf};
 
-use control::config::{Config, ModuleConfig, Problems, RingConfig, VmModulesConfig, parse};
+use config::{Config, ModuleConfig, Problems, RingConfig, VmModulesConfig, parse};
 use problems::errors;
 use serde_json::json;
 
@@ -204,8 +204,8 @@ fn what_is_left_out_has_a_default() {
     let shown_module = json!({"name": "t", "path": "/m", "sha256": HASH.to_lowercase(),
                         "memory": 256 << 20, "deadline_ms": 100});
     assert_eq!(shown["module"], json!([shown_module]));
-    let modules = json!({"use": ["t"], "disk": 10u64 << 30, "cpu_percent": 100, "dir": "/var/lib/millrace/v",
-                         "socket": "/s/v", "guest_users": false});
+    let modules = json!({"use": ["t"], "disk": 10u64 << 30, "cpu_percent": 100,
+                         "dir": "/var/lib/millrace/v", "socket": "/s/v", "guest_users": false});
     assert_eq!(shown["vm"][0]["modules"], modules);
     let elsewhere = format!("[daemon]\nstate_dir='/d'\n{}{}", module("t"), vm("v", "disk='1TiB'"));
     let config = read(&elsewhere).unwrap();
@@ -260,7 +260,7 @@ fn modules_are_listed_in_the_order_of_their_vm() {
     assert_eq!(config.modules_of("nobody"), None);
 }
 
-/// As with pipes: what a VM may do is the files' matter, and ports come and go.
+/// Modules of a VM are settings of its file, as pipes are, and ports come and go.
 #[test]
 fn modules_need_no_port_once_the_daemon_runs() {
     let text =

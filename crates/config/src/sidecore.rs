@@ -1,8 +1,8 @@
-//! `[sidecore]`: how many polling threads, where, and how they wait.
+//! Reader of `[sidecore]`: how many polling threads, where, and how they wait.
 
-use super::model::{PauseKind, Placement, SidecoreConfig, SpinKind};
-use super::node::{Node, Value};
-use super::reader::Reader;
+use crate::model::{PauseKind, Placement, SidecoreConfig, SpinKind};
+use crate::node::{Node, Value};
+use crate::reader::Reader;
 
 /// Most sidecores: more threads than that polling is a typing error.
 const MAX_SIDECORES: u64 = 64;
@@ -13,7 +13,8 @@ const MAX_CPU: u64 = 1023;
 /// Longest poll without work: beyond 10 ms a sleep costs nothing in comparison.
 const MAX_SPIN_US: u64 = 10_000;
 
-pub(super) fn sidecore(mut r: Reader<'_, '_>) -> SidecoreConfig {
+/// Reads `[sidecore]`.
+pub(crate) fn sidecore(mut r: Reader<'_, '_>) -> SidecoreConfig {
     let count = number(&mut r, "count", 1..=MAX_SIDECORES).map(|n| n as usize);
     let cpus = cpus(&mut r);
     let max = number(&mut r, "max", 1..=MAX_SIDECORES).map(|n| n as usize);
@@ -67,7 +68,7 @@ pub(super) fn sidecore(mut r: Reader<'_, '_>) -> SidecoreConfig {
     config
 }
 
-/// A number; none when it is left to us.
+/// Reads a number; none where the daemon is to choose.
 fn number(
     r: &mut Reader<'_, '_>,
     key: &'static str,

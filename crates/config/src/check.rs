@@ -1,46 +1,18 @@
-//! What can only be seen with the whole config in view: duplicates and references.
+//! Checks across tables: duplicates, references, limits of the whole daemon.
 
 use std::collections::HashMap;
-use std::hash::Hash;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use base::limits::MAX_PORTS;
 
-use super::channel;
-use super::model::{Config, DiskConfig, HolderConfig, VmConfig};
-use super::modules;
-use super::reader::Context;
-use super::value::format_mac;
+use crate::channel;
+use crate::first_use::FirstUses;
+use crate::model::{Config, DiskConfig, HolderConfig, VmConfig};
+use crate::modules;
+use crate::reader::Context;
+use crate::value::{format_mac, plain_path};
 
-/// Who first used each value of one kind.
-pub(super) struct Taken<K> {
-    what: &'static str,
-    fix: &'static str,
-    by: HashMap<K, String>,
-}
-
-impl<K: Eq + Hash> Taken<K> {
-    pub(super) fn new(what: &'static str, fix: &'static str) -> Self {
-        Self { what, fix, by: HashMap::new() }
-    }
-
-    /// Takes `key`, shown as `shown`, for `field`; a second taker is noted.
-    pub(super) fn take(&mut self, ctx: &mut Context, key: K, shown: &str, field: &str) {
-        if !self.is_taken(ctx, &key, shown, field, self.fix) {
-            self.by.insert(key, field.into());
-        }
-    }
-
-    /// Notes it when somebody has taken `key`, of which `field` makes another use.
-    fn is_taken(&self, ctx: &mut Context, key: &K, shown: &str, field: &str, fix: &str) -> bool {
-        let Some(first) = self.by.get(key) else { return false };
-        let what = format!("{} {shown} is taken by", self.what);
-        ctx.conflict(&what, first, field, fix);
-        true
-    }
-}
-
-/// Notes everything that two entries of the config contradict each other in.
+/// Notes every contradiction between entries of the config.
 pub(crate) fn check(ctx: &mut Context, config: &Config) {
     count(ctx, config);
     names(ctx, config);
@@ -64,15 +36,15 @@ fn count(ctx: &mut Context, config: &Config) {
 
 fn names(ctx: &mut Context, config: &Config) {
     let fix = "names must differ";
-    let mut switches = Taken::new("the name", fix);
+    let mut switches = FirstUses::new("the name", fix);
     for (i, switch) in config.switches.iter().enumerate() {
         let name = switch.name.as_str();
         switches.take(ctx, name, &format!("{name:?}"), &format!("switch[{i}].name"));
     }
-    let mut vms = Taken::new("the name", fix);
+    let mut vms = FirstUses::new("the name", fix);
     for (i, vm) in config.vms.iter().enumerate() {
         vms.take(ctx, vm.name.as_str(), &format!("{:?}", vm.name), &format!("vm[{i}].name"));
-        let mut ports = Taken::new("the name", fix);
+        let mut ports = FirstUses::new("the name", fix);
         for (field, name) in port_names(i, vm) {
             ports.take(ctx, name, &format!("{name:?}"), &field);
         }
@@ -89,7 +61,7 @@ fn port_names(i: usize, vm: &VmConfig) -> impl Iterator<Item = (String, &str)> {
 }
 
 fn taps(ctx: &mut Context, config: &Config) {
-    let mut taps = Taken::new("the TAP", "give each switch its own");
+    let mut taps = FirstUses::new("the TAP", "give each switch its own");
     for (i, switch) in config.switches.iter().enumerate() {
         let Some(uplink) = &switch.uplink else {
             continue;
@@ -106,8 +78,8 @@ fn taps(ctx: &mut Context, config: &Config) {
 
 fn nets(ctx: &mut Context, config: &Config) {
     let fix = "each address belongs to one port of a switch";
-    let mut macs = Taken::new("the MAC address", fix);
-    let mut ips = Taken::new("the IP address", fix);
+    let mut macs = FirstUses::new("the MAC address", fix);
+    let mut ips = FirstUses::new("the IP address", fix);
     for (i, vm) in config.vms.iter().enumerate() {
         for (j, net) in vm.nets.iter().enumerate() {
             let field = format!("vm[{i}].net[{j}]");
@@ -135,16 +107,16 @@ fn nets(ctx: &mut Context, config: &Config) {
         for (j, net) in vm.nets.iter().enumerate() {
             let (switch, field) = (net.switch.as_str(), format!("vm[{i}].net[{j}].bind_also"));
             for mac in &net.bind_also.macs {
-                macs.is_taken(ctx, &(switch, *mac), &format_mac(*mac), &field, fix);
+                macs.note_if_taken(ctx, &(switch, *mac), &format_mac(*mac), &field, fix);
             }
             for ip in &net.bind_also.addresses {
-                ips.is_taken(ctx, &(switch, *ip), &ip.to_string(), &field, fix);
+                ips.note_if_taken(ctx, &(switch, *ip), &ip.to_string(), &field, fix);
             }
         }
     }
 }
 
-/// One image behind two disks destroys it, unless nobody writes.
+/// Checks images: two disks on one image destroy it, unless both only read.
 fn disks(ctx: &mut Context, config: &Config) {
     let mut images: HashMap<PathBuf, (&DiskConfig, String)> = HashMap::new();
     for (i, vm) in config.vms.iter().enumerate() {
@@ -153,7 +125,7 @@ fn disks(ctx: &mut Context, config: &Config) {
                 continue;
             };
             let field = format!("vm[{i}].disk[{j}].path");
-            match images.get(&plain(path)) {
+            match images.get(&plain_path(path)) {
                 Some((first, by)) if !(first.read_only && disk.read_only) => {
                     let what = format!("the image {} is used by", path.display());
                     let fix = "give each disk its own image, or make both read_only";
@@ -161,7 +133,7 @@ fn disks(ctx: &mut Context, config: &Config) {
                 }
                 Some(_) => {}
                 None => {
-                    images.insert(plain(path), (disk, field));
+                    images.insert(plain_path(path), (disk, field));
                 }
             }
         }
@@ -169,7 +141,7 @@ fn disks(ctx: &mut Context, config: &Config) {
 }
 
 fn vsocks(ctx: &mut Context, config: &Config) {
-    let mut cids = Taken::new("the context id", "each VM of a host needs its own");
+    let mut cids = FirstUses::new("the context id", "each VM of a host needs its own");
     for (i, vm) in config.vms.iter().enumerate() {
         // 0: missing, noted when it was read.
         if let Some(vsock) = vm.vsock.as_ref().filter(|v| v.cid != 0) {
@@ -180,17 +152,18 @@ fn vsocks(ctx: &mut Context, config: &Config) {
 
 fn sockets(ctx: &mut Context, config: &Config) {
     let all = all_sockets(config);
-    let mut paths = Taken::new("the socket", "each needs its own path");
+    let mut paths = FirstUses::new("the socket", "each needs its own path");
     for (path, field) in &all {
-        paths.take(ctx, plain(path), &path.display().to_string(), field);
+        paths.take(ctx, plain_path(path), &path.display().to_string(), field);
     }
-    // A guest that connects to port 5 of the host is connected to `<path>_5`, whoever listens there.
+    // A guest that connects to port 5 of the host is connected to `<path>_5`, whoever listens
+    // there.
     let bases = config.vms.iter().enumerate().filter_map(|(i, vm)| {
-        Some((plain(&vm.vsock.as_ref()?.path), format!("vm[{i}].vsock.path")))
+        Some((plain_path(&vm.vsock.as_ref()?.path), format!("vm[{i}].vsock.path")))
     });
     let bases: HashMap<PathBuf, String> = bases.collect();
     for (path, field) in &all {
-        let base = without_port(&plain(path)).and_then(|base| bases.get(&base));
+        let base = without_port(&plain_path(path)).and_then(|base| bases.get(&base));
         if let Some(base) = base {
             let shown = path.display();
             let what = format!("{shown} is what a guest reaches as a port of the host under");
@@ -200,7 +173,7 @@ fn sockets(ctx: &mut Context, config: &Config) {
     }
 }
 
-/// The sockets that the daemon itself makes, or is told to connect to, and the fields they are in.
+/// Sockets that the daemon makes or connects to, with the fields that name them.
 fn all_sockets(config: &Config) -> Vec<(PathBuf, String)> {
     let daemon = &config.daemon;
     let mut all = vec![(daemon.control_socket.clone(), "daemon.control_socket".into())];
@@ -240,10 +213,4 @@ fn without_port(path: &Path) -> Option<PathBuf> {
     let (base, port) = path.file_name()?.to_str()?.rsplit_once('_')?;
     let is_port = !base.is_empty() && !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
     is_port.then(|| path.with_file_name(base))
-}
-
-/// The path without `.` and doubled slashes. Links are not followed: the file may not exist yet,
-/// and the engine's lock on the image catches two ways to the same file.
-fn plain(path: &Path) -> PathBuf {
-    path.components().filter(|c| !matches!(c, Component::CurDir)).collect()
 }

@@ -1,4 +1,4 @@
-//! Finding and reading the files.
+//! Config files: found, read, merged, checked.
 
 use std::fs;
 use std::io::Read;
@@ -6,14 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check::check;
-use super::decode;
-use super::model::Config;
-use super::node::{Node, Value, from_toml, merge};
-use super::problem::{Problem, Problems, Source};
-use super::reader::Context;
+use crate::check::check;
+use crate::decode;
+use crate::model::Config;
+use crate::node::{Node, Value, from_toml, merge};
+use crate::problem::{Problem, Problems, Source};
+use crate::reader::Context;
 
-/// Where the config is looked for.
+/// Default path of the config file.
 pub const DEFAULT_CONFIG: &str = "/etc/millrace/millrace.toml";
 
 /// Largest config file: 1,024 ports with every setting written out take half of it.
@@ -29,8 +29,9 @@ const ANYBODY_WRITES: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
 /// Reads `path` and the drop-ins beside it (for `millrace.toml`: `millrace.d/*.toml`, in the order
-/// of their names), and checks everything. The error holds every problem of all files. What every user of
-/// the host may change is refused: the config decides what a daemon of root opens and runs.
+/// of their names), and checks everything. The error holds every problem of all files. Files that
+/// every user of the host may change are refused: the config decides what root's daemon opens and
+/// runs.
 pub fn load(path: &Path) -> Result<Config, Problems> {
     let mut problems = Problems::default();
     let mut sources = Vec::new();
@@ -51,7 +52,7 @@ pub fn load(path: &Path) -> Result<Config, Problems> {
     from_sources(sources, problems)
 }
 
-/// Checks one text, named `file` in problems.
+/// Reads and checks one text, named `file` in problems.
 pub fn parse(file: &Path, text: &str) -> Result<Config, Problems> {
     let source = Source { file: file.into(), text: text.into() };
     from_sources(vec![Arc::new(source)], Problems::default())
@@ -69,7 +70,7 @@ fn from_sources(sources: Vec<Arc<Source>>, problems: Problems) -> Result<Config,
     if ctx.problems.is_empty() { Ok(config) } else { Err(in_file_order(ctx.problems, &sources)) }
 }
 
-/// Problems are found by kind; a person mends them from top to bottom.
+/// Sorts problems, which are found by kind: a person mends files from top to bottom.
 fn in_file_order(mut all: Problems, sources: &[Arc<Source>]) -> Problems {
     all.problems.sort_by_key(|p| {
         p.location
@@ -146,7 +147,7 @@ fn read(path: &Path) -> Result<Arc<Source>, Box<Problem>> {
     Ok(Arc::new(Source { file: path.into(), text }))
 }
 
-/// The permission bits of a folder; none where it cannot be looked at.
+/// Permission bits of a folder; 0 where its metadata cannot be read.
 fn mode(folder: &Path) -> u32 {
     folder.metadata().map_or(0, |meta| meta.mode())
 }
@@ -163,7 +164,7 @@ fn unreadable(path: &Path, why: &str) -> Problem {
     unread(format!("cannot read {}: {why}", path.display()))
 }
 
-/// A problem of a whole file or folder.
+/// Problem of a whole file or folder.
 fn unread(what: String) -> Problem {
     Problem {
         field: String::new(),

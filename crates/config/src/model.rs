@@ -5,16 +5,14 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::channel::{ChannelConfig, ChannelsConfig};
-use super::modules::{ModuleConfig, VmModulesConfig};
-use super::value::format_mac;
+use crate::value::{format_mac, format_sha256};
 
-/// Everything.
+/// The whole configuration of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Config {
     /// The daemon itself.
     pub daemon: DaemonConfig,
-    /// Its polling threads.
+    /// Polling threads.
     pub sidecore: SidecoreConfig,
     /// Channels between VMs.
     pub channel: ChannelsConfig,
@@ -29,34 +27,34 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
 }
 
-/// `[daemon]`.
+/// `[daemon]`: folders, sockets, log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DaemonConfig {
-    /// Where sockets are made by default.
+    /// Default folder of sockets.
     pub run_dir: PathBuf,
-    /// What outlives a reboot: files of modules, and their native code.
+    /// Folder of files that outlive a reboot: those of modules, and their native code.
     pub state_dir: PathBuf,
-    /// The control API's socket.
+    /// Socket of the control API.
     pub control_socket: PathBuf,
-    /// The API's second socket, for listings and metrics only; none: there is none.
+    /// Second socket of the control API, for listings and metrics only.
     #[serde(flatten)]
     pub read_socket: Option<ReadSocketConfig>,
-    /// File mode of the vhost-user sockets: who may be the VMM.
+    /// File mode of the vhost-user sockets: decides which users may run a VMM on them.
     #[serde(serialize_with = "mode_text")]
     pub socket_mode: u32,
-    /// Who keeps the sessions across a restart.
+    /// Holder of the sessions across a restart.
     pub holder: HolderConfig,
-    /// What is logged: a level, or directives such as `info,net=debug`.
+    /// Log filter: a level, or directives such as `info,net=debug`.
     pub log: String,
 }
 
 /// `read_socket` and `read_group` of `[daemon]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReadSocketConfig {
-    /// Where it is.
+    /// Path of the socket.
     #[serde(rename = "read_socket")]
     pub path: PathBuf,
-    /// Who may connect, besides the owner.
+    /// Group that may connect, besides the owner.
     #[serde(rename = "read_group")]
     pub group: String,
 }
@@ -65,24 +63,24 @@ fn mode_text<S: Serializer>(mode: &u32, s: S) -> Result<S::Ok, S::Error> {
     format!("{mode:04o}").serialize(s)
 }
 
-/// Who keeps the sessions while the daemon restarts.
+/// Holder of the sessions while the daemon restarts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HolderConfig {
-    /// As `serve --default-holder` says, which the packaged unit does; else nobody.
+    /// The holder of `serve --default-holder`, which the packaged unit passes; without it, none.
     Default,
-    /// Nobody: a restart disconnects the VMMs.
+    /// No holder: a restart disconnects the VMMs.
     None,
     /// A process that the daemon starts, at `run_dir/holder.sock`, and that outlives it.
     Own,
-    /// A holder started by somebody else (its own systemd unit), at this socket.
+    /// A holder that the daemon does not start (it has its own systemd unit), at this socket.
     External(PathBuf),
 }
 
-/// `[sidecore]`.
+/// `[sidecore]`: the polling threads.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct SidecoreConfig {
-    /// How many, and where.
+    /// Number of sidecores, and their CPUs.
     pub placement: Placement,
     /// Fewest that are active; none: 1 with [`Placement::Auto`] and with `max`, else all.
     pub min: Option<usize>,
@@ -92,7 +90,7 @@ pub struct SidecoreConfig {
     pub spin_us: Option<u32>,
     /// Whether the polling time adapts.
     pub spin: SpinKind,
-    /// What is done between two empty polls.
+    /// Instruction between two empty polls.
     pub pause: PauseKind,
     /// Whether the CPU is given away between empty polls; none: by the machine's size.
     #[serde(rename = "yield")]
@@ -110,7 +108,7 @@ pub enum SpinKind {
     Fixed,
 }
 
-/// What is done between two empty polls.
+/// Instruction between two empty polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub enum PauseKind {
     /// `C01` where the CPU can, else `Spin`.
@@ -128,34 +126,34 @@ pub enum PauseKind {
     C02,
 }
 
-/// How many sidecores, and on which CPUs.
+/// Number of sidecores, and their CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
+    /// A number that fits the machine's size, not pinned.
     #[default]
-    /// By the machine's size, not pinned.
     Auto,
-    /// So many, not pinned.
+    /// A fixed number, not pinned.
     Count(usize),
     /// One on each of these CPUs.
     Cpus(Vec<usize>),
 }
 
-/// `[[switch]]`.
+/// `[[switch]]`: a switch for network ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SwitchConfig {
     /// Name.
     pub name: String,
-    /// How long frames wait for a receiver without buffers, in microseconds.
+    /// Longest wait of a frame for a receiver without buffers, in microseconds.
     pub hold_us: u32,
-    /// How long a learned MAC lives without traffic, in seconds.
+    /// Lifetime of a learned MAC address without traffic, in seconds.
     pub mac_age_s: u32,
-    /// The way out of the host.
+    /// Connection to the network of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uplink: Option<UplinkConfig>,
 }
 
-/// `[switch.uplink]`.
+/// `[switch.uplink]`: a TAP interface of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UplinkConfig {
     /// Name of the TAP interface, made when it is not there.
@@ -167,23 +165,23 @@ pub struct UplinkConfig {
     pub offloads: bool,
 }
 
-/// `[[vm]]`.
+/// `[[vm]]`: a VM, its ports, and its use of pipes, channels and modules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VmConfig {
     /// Name.
     pub name: String,
-    /// It is in a config file, and stays without ports.
+    /// Whether the VM is in a config file: then it stays when its last port goes.
     #[serde(skip)]
     pub from_file: bool,
-    /// Its share of I/O under contention, what it has in any case, and what it never exceeds.
+    /// Share of I/O under contention, floor and ceilings.
     #[serde(flatten)]
     pub credit: CreditConfig,
-    /// VMs of one trust domain may talk over vsock, and have channels; none: this VM talks to the
-    /// host only.
+    /// Trust domain: VMs of one domain may talk over vsock, and have channels; none: this VM talks
+    /// to the host only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<String>,
-    /// Most bytes of memory that its front ends may share, all of its ports together; none: twice the
-    /// host's memory, 1 TiB at least. Of a config file only.
+    /// Most bytes of memory that its front ends may share, all of its ports together; none: twice
+    /// the host's memory, 1 TiB at least. From a config file only.
     #[serde(rename = "memory_limit", skip_serializing_if = "Option::is_none")]
     pub memory_limit_bytes: Option<u64>,
     /// Network ports.
@@ -195,13 +193,14 @@ pub struct VmConfig {
     /// The vsock port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
-    /// What the host moves for its programs; none: it has no pipes. Of a config file only.
+    /// Pipes, in which the host moves bytes for programs; none: it has no pipes. From a config file
+    /// only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipes: Option<PipesConfig>,
-    /// How it takes part in channels; none: it does not. Of a config file only.
+    /// Membership in channels; none: it takes no part. From a config file only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel: Option<ChannelConfig>,
-    /// The modules that it may use; none: it has none. Of a config file only.
+    /// Modules that it may use; none: it has none. From a config file only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modules: Option<VmModulesConfig>,
 }
@@ -214,23 +213,24 @@ pub struct PipesConfig {
     pub max: u32,
     /// Threads that move bytes.
     pub threads: u32,
-    /// The file with what its agent must know; none: root, and who may use low ports, is the agent.
+    /// File with the secret of its agent; none: root, or a program that may use low ports, is taken
+    /// for the agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<PathBuf>,
 }
 
-/// What a VM is granted of the host's I/O, network and disks together.
+/// Credit of a VM: its grant of the host's I/O, network and disks together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreditConfig {
     /// Share under contention.
     pub weight: u32,
-    /// Bytes per second that it is never kept from by its weight; 0: none.
+    /// Floor in bytes per second: below it the weight never holds the VM back; 0: no floor.
     pub floor_bytes_per_s: u64,
-    /// Bytes per second that it is kept from exceeding; 0: no ceiling.
+    /// Ceiling in bytes per second; 0: no ceiling.
     pub ceiling_bytes_per_s: u64,
-    /// Frames, packets and disk requests per second that it is kept from exceeding; 0: no ceiling.
+    /// Ceiling in frames, packets and disk requests per second; 0: no ceiling.
     pub ceiling_ops_per_s: u64,
-    /// Milliseconds of its ceilings that it may use at once after a pause.
+    /// Milliseconds of the ceilings that the VM may use at once after a pause.
     pub ceiling_burst_ms: u32,
 }
 
@@ -246,29 +246,29 @@ impl Default for CreditConfig {
     }
 }
 
-/// Weight of a VM whose config does not say: room for lighter ones.
+/// Weight of a VM whose config names none: leaves room for lighter ones.
 pub const DEFAULT_WEIGHT: u32 = 100;
 
-/// Where the vhost-user socket is, and who makes it.
+/// Path of a vhost-user socket, and the side that makes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EndpointConfig {
     /// Path of the socket.
     pub socket: PathBuf,
-    /// Who listens.
+    /// Side of the socket that the daemon is.
     pub mode: SocketMode,
 }
 
-/// Which side of a vhost-user socket we are.
+/// Side of a vhost-user socket that the daemon is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SocketMode {
-    /// We listen, the VMM connects.
+    /// The daemon listens, the VMM connects.
     Listen,
-    /// The VMM listens, we connect.
+    /// The VMM listens, the daemon connects.
     Dial,
 }
 
-/// What a network port checks of a frame's source.
+/// Check of a frame's source by a network port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BindMode {
@@ -280,24 +280,24 @@ pub enum BindMode {
     MacAndIp,
 }
 
-/// `[[vm.net]]`.
+/// `[[vm.net]]`: a network port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NetConfig {
     /// Name of the port, unique in the VM.
     pub name: String,
-    /// The switch it is on.
+    /// Name of its switch.
     pub switch: String,
     /// The VM's MAC address; none: the first one seen.
     #[serde(serialize_with = "mac_text", skip_serializing_if = "Option::is_none")]
     pub mac: Option<[u8; 6]>,
-    /// Its IP addresses; empty: learned.
+    /// IP addresses of the VM; empty: learned.
     pub addresses: Vec<IpAddr>,
-    /// What is checked of a frame's source.
+    /// Check of a frame's source.
     pub bind: BindMode,
-    /// What it may use besides, shared with the other ports that name it.
+    /// Further addresses that it may use, shared with the other ports that name them.
     #[serde(skip_serializing_if = "BindAlso::is_empty")]
     pub bind_also: BindAlso,
-    /// What it may send besides ARP and IP.
+    /// Frames that it may send besides ARP and IP.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<Allowed>,
     /// Pairs of queues.
@@ -310,8 +310,8 @@ pub struct NetConfig {
     pub offloads: bool,
     /// Whether packed rings are offered.
     pub packed: bool,
-    /// Whether control queue and config space are offered to QEMU too, whose own network device has
-    /// its own: its `vhost-user-device` has none.
+    /// Whether control queue and config space are offered to QEMU too: for its `vhost-user-device`,
+    /// which has none of its own, as its network device has.
     pub whole_device: bool,
     /// The vhost-user socket.
     #[serde(flatten)]
@@ -359,7 +359,7 @@ pub enum Allowed {
 }
 
 impl Allowed {
-    /// Those with a name.
+    /// Entries with a name, and that name.
     pub const NAMED: [(&'static str, Self); 5] = [
         ("dhcp-server", Self::DhcpServer),
         ("router", Self::Router),
@@ -383,19 +383,19 @@ fn mac_text<S: Serializer>(mac: &Option<[u8; 6]>, s: S) -> Result<S::Ok, S::Erro
     mac.map(format_mac).serialize(s)
 }
 
-/// `[[vm.disk]]`.
+/// `[[vm.disk]]`: a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DiskConfig {
     /// Name of the port, unique in the VM.
     pub name: String,
-    /// What is behind it.
+    /// Storage behind the disk.
     #[serde(flatten)]
     pub format: DiskFormat,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// The most queues that a VMM may set up; those that it does not cost next to nothing.
+    /// Most queues that a VMM may set up; queues that it leaves out cost next to nothing.
     pub queues: u16,
-    /// Data segments of a request that the driver is told of, 1 to 254.
+    /// Most data segments of a request, 1 to 254, as the driver is told.
     pub seg_max: u32,
     /// Logical block size.
     pub block_size: BlockSize,
@@ -403,7 +403,7 @@ pub struct DiskConfig {
     pub serial: String,
     /// Whether the write cache is on when the driver does not say.
     pub writeback: bool,
-    /// What becomes of requests that the storage fails.
+    /// Treatment of requests that the storage fails.
     pub on_error: OnError,
     /// Whether packed rings are offered.
     pub packed: bool,
@@ -418,7 +418,7 @@ pub struct DiskConfig {
 pub enum BlockSize {
     /// Bytes: 512, 1024, 2048 or 4096.
     Bytes(u32),
-    /// 512 bytes, or what direct I/O asks for where a raw image is.
+    /// 512 bytes, or the size that direct I/O needs on the file system of a raw image.
     Auto(BlockSizeAuto),
 }
 
@@ -434,7 +434,7 @@ impl BlockSize {
     /// The word `auto`.
     pub const AUTO: Self = Self::Auto(BlockSizeAuto::Auto);
 
-    /// Its bytes, the smallest ones where it depends on the image's place.
+    /// Size in bytes; the least one where the image's file system decides.
     pub fn least_bytes(self) -> u32 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -443,51 +443,51 @@ impl BlockSize {
     }
 }
 
-/// What becomes of a disk's request that the storage fails.
+/// Treatment of a disk's requests that the storage fails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnError {
     /// The guest sees every error.
     Report,
-    /// Every request that fails waits until the storage takes it; flushes are reported, and what can
-    /// never be done.
+    /// Every request that fails waits until the storage takes it; only flushes and impossible
+    /// requests are reported.
     Hold,
     /// Requests that find no space wait; every other error is reported.
     #[default]
     Enospc,
 }
 
-/// What is behind a disk. Named by the config, never guessed from content.
+/// Storage behind a disk. Named by the config, never guessed from content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "format")]
 pub enum DiskFormat {
     /// A file or block device, byte for byte.
     Raw {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// Whether the page cache is passed by.
+        /// Whether I/O bypasses the page cache.
         direct: bool,
-        /// Most of the guest's memory that is registered with the kernel, and pinned; 0: none.
+        /// Most bytes of guest memory that are registered with the kernel, and pinned; 0: none.
         #[serde(rename = "registered_memory")]
         registered_memory_bytes: u64,
     },
     /// A qcow2 image.
     Qcow2 {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// Whether the page cache is passed by.
+        /// Whether I/O bypasses the page cache.
         direct: bool,
         /// The only folder from which backing files are opened; none: images with one are refused.
         #[serde(skip_serializing_if = "Option::is_none")]
         backing_dir: Option<PathBuf>,
-        /// The file with the data of an image that keeps it apart, whatever name the image has for it.
+        /// File with the data of an image that keeps it outside; replaces the name in the image.
         #[serde(skip_serializing_if = "Option::is_none")]
         data_file: Option<PathBuf>,
-        /// Bytes of the map that are kept in memory, 64 KiB to 1 GiB; none: the usual 32 MiB.
+        /// Bytes of the map that stay in memory, 64 KiB to 1 GiB; none: the usual 32 MiB.
         #[serde(rename = "map_cache", skip_serializing_if = "Option::is_none")]
         map_cache_bytes: Option<u64>,
     },
-    /// Memory; the holder keeps it over the daemon's end, and without one it is gone then.
+    /// Memory. The holder keeps it when the daemon ends; without a holder it is lost.
     Memory {
         /// Size in bytes.
         #[serde(rename = "size")]
@@ -521,7 +521,7 @@ impl DiskFormat {
     }
 }
 
-/// `[vm.vsock]`. The port's name is `vsock`.
+/// `[vm.vsock]`: the vsock port, whose name is `vsock`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VsockConfig {
     /// The VM's context id, unique on the host.
@@ -532,6 +532,111 @@ pub struct VsockConfig {
     /// The vhost-user socket.
     #[serde(flatten)]
     pub endpoint: EndpointConfig,
+}
+
+/// Default prefix of the ids of QEMU's root ports that are for channels.
+pub const DEFAULT_ROOT_PORTS: &str = "millrace";
+
+/// `[channel]`: settings of all channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ChannelsConfig {
+    /// Doorbells of each member: one for control, the others for queues.
+    pub vectors: u32,
+    /// Interval of heartbeats, in milliseconds.
+    pub heartbeat_ms: u32,
+    /// Time without a heartbeat after which a member is dead, in milliseconds.
+    pub dead_after_ms: u32,
+    /// Longest time for a member to leave, in milliseconds.
+    pub drain_timeout_ms: u64,
+}
+
+impl Default for ChannelsConfig {
+    fn default() -> Self {
+        Self { vectors: 5, heartbeat_ms: 500, dead_after_ms: 2_000, drain_timeout_ms: 10_000 }
+    }
+}
+
+/// `[vm.channel]`: its presence lets the VM take part in channels. The VM has a trust domain, whose
+/// other members see its memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ChannelConfig {
+    /// Socket of QEMU's monitor (QMP), for Millrace alone.
+    pub qmp: PathBuf,
+    /// Prefix of the ids of its root ports for channels.
+    pub root_ports: String,
+    /// MAC addresses of its network cards that are no ports of Millrace.
+    #[serde(serialize_with = "macs_text")]
+    pub macs: Vec<[u8; 6]>,
+    /// IP addresses of those cards.
+    pub addresses: Vec<IpAddr>,
+    /// Whether it joins without being asked.
+    pub auto: bool,
+    /// Whether its memory file may lack a seal against shrinking.
+    pub allow_unsealed: bool,
+}
+
+fn macs_text<S: Serializer>(macs: &[[u8; 6]], s: S) -> Result<S::Ok, S::Error> {
+    s.collect_seq(macs.iter().map(|mac| format_mac(*mac)))
+}
+
+/// `[[module]]`: a module that VMs may use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ModuleConfig {
+    /// Name.
+    pub name: String,
+    /// File of its WebAssembly.
+    pub path: PathBuf,
+    /// SHA-256 that the file must have.
+    #[serde(serialize_with = "sha256_text")]
+    pub sha256: [u8; 32],
+    /// Most bytes of memory.
+    #[serde(rename = "memory")]
+    pub memory_bytes: u64,
+    /// CPU time of a call, in milliseconds.
+    pub deadline_ms: u32,
+}
+
+fn sha256_text<S: Serializer>(hash: &[u8; 32], s: S) -> Result<S::Ok, S::Error> {
+    format_sha256(hash).serialize(s)
+}
+
+/// `[vm.modules]`: modules of a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VmModulesConfig {
+    /// Names of the modules.
+    #[serde(rename = "use")]
+    pub names: Vec<String>,
+    /// Most bytes of files of each module.
+    #[serde(rename = "disk")]
+    pub disk_bytes: u64,
+    /// Most of a core that each module may take, in percent.
+    pub cpu_percent: u32,
+    /// Folder of their files.
+    pub dir: PathBuf,
+    /// Socket at which programs of the host reach them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Whether any user of the guest reaches them over vsock. Else root and programs with
+    /// `CAP_NET_BIND_SERVICE` do; and where requests come by rings alone, the users who may open
+    /// the memory.
+    pub guest_users: bool,
+    /// Memory that its clients and modules share; none: they use sockets alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ring: Option<RingConfig>,
+}
+
+/// `[vm.modules.ring]`: memory in place of sockets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RingConfig {
+    /// File of the memory, which QEMU maps too.
+    pub path: PathBuf,
+    /// Length of the file, a power of two.
+    #[serde(rename = "size")]
+    pub bytes: u64,
+    /// Time that a module's thread polls rings before it sleeps, in microseconds.
+    pub spin_us: u32,
+    /// Whether requests of the guest are taken by rings alone.
+    pub required: bool,
 }
 
 /// A port of any kind.
@@ -546,7 +651,7 @@ pub enum PortConfig {
     Vsock(VsockConfig),
 }
 
-/// Name of every VM's vsock port: there is one at most.
+/// Name of a VM's vsock port: a VM has one at most.
 pub const VSOCK_PORT_NAME: &str = "vsock";
 
 impl PortConfig {
@@ -569,6 +674,25 @@ impl PortConfig {
     }
 }
 
+/// Folder below `daemon.state_dir` for native code of all modules.
+const CODE_DIR: &str = "code";
+
+impl Config {
+    /// Folder for the native code of modules.
+    #[must_use]
+    pub fn code_dir(&self) -> PathBuf {
+        self.daemon.state_dir.join(CODE_DIR)
+    }
+
+    /// Modules of a VM, in the order of its `use`; none: it has none.
+    #[must_use]
+    pub fn modules_of(&self, vm: &str) -> Option<(&VmModulesConfig, Vec<&ModuleConfig>)> {
+        let used = self.vms.iter().find(|v| v.name == vm)?.modules.as_ref()?;
+        let named = |name: &String| self.modules.iter().find(|module| module.name == *name);
+        Some((used, used.names.iter().filter_map(named).collect()))
+    }
+}
+
 impl VmConfig {
     /// A VM without ports, made at run time.
     pub fn new(name: &str) -> Self {
@@ -587,7 +711,7 @@ impl VmConfig {
         }
     }
 
-    /// All its ports: nets, disks, vsock.
+    /// All ports of the VM: network, disks, vsock.
     pub fn ports(&self) -> impl Iterator<Item = PortConfig> + '_ {
         let nets = self.nets.iter().cloned().map(PortConfig::Net);
         let disks = self.disks.iter().cloned().map(PortConfig::Disk);
