@@ -1,4 +1,4 @@
-//! The ports attached at run time.
+//! List of the ports attached at run time.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,7 +14,7 @@ pub struct AttachedPort {
     pub vm: String,
     /// Name of the port.
     pub port: String,
-    /// As [`config::Config::attach`] takes it.
+    /// Body of the request, for [`config::Config::attach`].
     pub body: Value,
 }
 
@@ -23,7 +23,7 @@ impl Kept for AttachedPort {
     const WHAT: &'static str = "the ports attached at run time";
 }
 
-/// All of them.
+/// List of the ports attached at run time.
 pub type AttachedList = RunList<AttachedPort>;
 
 impl AttachedList {

@@ -12,8 +12,8 @@ use crate::error::ControlError;
 /// Longest wait for an answer: longer than the daemon's own time-out, so that its error arrives.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Longest wait while a body goes to the daemon and is worked on: what is left of it is made durable, and
-/// modules may start twice, in 150 s each.
+/// Longest wait while a body goes to the daemon and is worked on: the rest of it is made durable,
+/// and modules may start twice, in 150 s each.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Longest headers of an answer.
@@ -77,8 +77,8 @@ impl Client {
         parse(raw).map_err(|what| ControlError::BadAnswer { path: self.socket.clone(), what })
     }
 
-    /// Asks for something long: the body of a success is for the caller to read, up to its end. It says itself
-    /// whether it is whole. The inner error is an answer that is no success.
+    /// Requests a long body: that of a success is for the caller to read, up to its end, and says
+    /// itself whether it is whole. The inner error is an answer that is no success.
     pub fn download(&self, path: &str) -> Result<Result<impl Read + use<>, Answer>, ControlError> {
         let unreachable = ControlError::unreachable(&self.socket);
         let mut stream = self.connect(TIMEOUT).map_err(&unreachable)?;
@@ -101,7 +101,7 @@ impl Client {
         self.parse(&head).map(Err)
     }
 
-    /// Sends something long, as it comes, and waits for the answer.
+    /// Sends a long body, as it comes, and waits for the answer.
     pub fn upload(&self, path: &str, body: &mut dyn Read) -> Result<Answer, ControlError> {
         let unreachable = ControlError::unreachable(&self.socket);
         let mut stream = self.connect(UPLOAD_TIMEOUT).map_err(&unreachable)?;
@@ -112,7 +112,7 @@ impl Client {
         stream.write_all(head.as_bytes()).map_err(&unreachable)?;
         let (mut piece, mut sent) = (vec![0; CHUNK_BYTES], Ok(()));
         loop {
-            // What cannot be read ends the request as one that is cut short.
+            // An error of `body` ends the request as one that is cut short.
             let n = body.read(&mut piece).map_err(ControlError::Input)?;
             sent = sent
                 .and_then(|()| stream.write_all(format!("{n:x}\r\n").as_bytes()))
@@ -163,7 +163,7 @@ impl Client {
     }
 }
 
-/// A name made fit for a path.
+/// Encodes a name for a path.
 pub fn encode(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for byte in name.bytes() {
@@ -176,7 +176,7 @@ pub fn encode(name: &str) -> String {
     out
 }
 
-/// Takes an answer apart. It ends with the connection, so only its length is checked.
+/// Parses an answer. It ends with the connection, so only its length is checked.
 fn parse(raw: &[u8]) -> Result<Answer, String> {
     if raw.len() as u64 > MAX_ANSWER_LEN_BYTES {
         return Err(format!("it is larger than {MAX_ANSWER_LEN_BYTES} bytes"));

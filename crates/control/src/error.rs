@@ -1,4 +1,4 @@
-//! Why the control side could not do its work.
+//! Errors of control sockets, their clients, and the lists of run-time changes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub enum ControlError {
     /// Remedy: stop that daemon, or set another `control_socket` and `run_dir`.
     #[error("another daemon answers on {0}: stop it, or set another path in [daemon]")]
     AlreadyRunning(PathBuf),
-    /// Something else is where a socket should be.
+    /// The path of a socket is taken by another kind of file.
     ///
     /// Remedy: move the file away, or set another path in `[daemon]`.
     #[error("{0} is there and is no socket: move it away, or set another path in [daemon]")]
@@ -30,12 +30,12 @@ pub enum ControlError {
     /// Remedy: do as the cause says; see `SocketError` of base.
     #[error("the control socket {path}: {source}")]
     Socket {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
         /// The cause.
         source: SocketError,
     },
-    /// There is no such group.
+    /// The group of the socket for reading does not exist.
     ///
     /// Remedy: make the group (`packaging/millrace.sysusers`), or name another in `read_group`.
     #[error("daemon.read_group: {0:?} is neither a group of /etc/group nor a number")]
@@ -45,14 +45,14 @@ pub enum ControlError {
     /// Remedy: mend what the cause says: permissions of the folder, or space.
     #[error("{what} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// With which file.
+        /// File of the operation.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// Nobody answers on the control socket.
+    /// No daemon answers on the control socket.
     ///
     /// Remedy: start the daemon (`systemctl start millrace`), or name its socket with `--socket`.
     #[error("no daemon answers on {path}: {source}")]
@@ -62,7 +62,7 @@ pub enum ControlError {
         /// The cause.
         source: io::Error,
     },
-    /// This user may not open the control socket.
+    /// The user may not open the control socket.
     ///
     /// Remedy: run the command as root, or take `daemon.read_socket` for listings.
     #[error(
@@ -75,7 +75,7 @@ pub enum ControlError {
         /// The cause.
         source: io::Error,
     },
-    /// What is to be sent cannot be read.
+    /// The body of a request cannot be read.
     ///
     /// Remedy: check the file or the pipe that is to be sent.
     #[error("reading what is to be sent: {0}")]
@@ -87,7 +87,7 @@ pub enum ControlError {
     BadAnswer {
         /// The socket.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
     /// A list of what was changed at run time cannot be read.
@@ -96,17 +96,17 @@ pub enum ControlError {
     /// shares by `millrace vm set`.
     #[error("{path}: {what}: {lost} are lost")]
     BadList {
-        /// What it held.
+        /// Contents of the list.
         lost: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
 }
 
 impl ControlError {
-    /// That nobody could be asked at `path`.
+    /// Makes the error of a connection to `path` that failed.
     pub(crate) fn unreachable(path: &Path) -> impl Fn(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| match source.kind() {

@@ -1,7 +1,7 @@
-//! What VMs were granted at run time (`millrace vm set`), beside what they had before.
+//! List of the credit that VMs were granted at run time (`millrace vm set`).
 //!
-//! It holds for later daemons, too, as long as the VM begins with what it had before: when the
-//! config file says something else than it did then, the file's word is the newer one.
+//! A grant holds for later daemons, too, as long as the VM begins with the settings that it had
+//! before the grant: a config file with other settings is newer than the grant.
 
 use config::{Config, CreditConfig};
 use serde::{Deserialize, Serialize};
@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 use crate::error::ControlError;
 use crate::run_list::{Kept, RunList};
 
-/// One VM.
+/// Grant to one VM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grant {
-    /// Its name.
+    /// Name of the VM.
     pub vm: String,
-    /// What it had by the config file, or by the request that made it.
+    /// Settings before the grant: those of the config file, or of the request that made the VM.
     pub was: CreditConfig,
-    /// What it has.
+    /// Settings of now.
     pub is: CreditConfig,
 }
 
@@ -26,16 +26,16 @@ impl Kept for Grant {
     const WHAT: &'static str = "what VMs were granted at run time";
 }
 
-/// All of them.
+/// List of all grants.
 pub type GrantList = RunList<Grant>;
 
 impl GrantList {
-    /// What a VM had before anything was granted at run time; none: nothing was.
+    /// Settings of a VM before its first grant; none: it has no grant.
     pub fn was(&self, vm: &str) -> Option<CreditConfig> {
         self.entries().iter().find(|g| g.vm == vm).map(|g| g.was)
     }
 
-    /// Notes that `vm`, which had `was`, has `is` now.
+    /// Notes that `vm`, whose settings were `was`, has `is` now.
     pub fn grant(
         &mut self,
         vm: &str,
@@ -56,8 +56,8 @@ impl GrantList {
         self.retain(|g| g.vm != vm)
     }
 
-    /// Gives the VMs of a new daemon what they were granted. Those that do not begin with what they
-    /// had then, or are gone, are returned and forgotten.
+    /// Applies the grants to the VMs of a new daemon. Grants whose VM has other settings than
+    /// before the grant, or is gone, are returned and forgotten.
     pub fn restore(&mut self, config: &mut Config) -> Result<Vec<Grant>, ControlError> {
         let mut stale = Vec::new();
         self.retain(|grant| {

@@ -1,4 +1,5 @@
-//! The holders that daemons used before: one that the config no longer names may still have sessions.
+//! List of the holders that daemons used before: one that the config no longer names may still have
+//! sessions.
 
 use std::path::PathBuf;
 
@@ -7,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::ControlError;
 use crate::run_list::{Kept, RunList};
 
-/// One holder.
+/// A holder that a daemon used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UsedHolder {
-    /// Its socket.
+    /// Socket of the holder.
     pub socket: PathBuf,
 }
 
@@ -20,7 +21,7 @@ impl Kept for UsedHolder {
     const WHAT: &'static str = "the holders of earlier daemons";
 }
 
-/// All of them.
+/// List of the holders that daemons used.
 pub type HolderList = RunList<UsedHolder>;
 
 impl HolderList {

@@ -62,8 +62,8 @@ const WORKER_METRICS: [WorkerMetric; 2] = [
     ("moves_total", "Times it was moved to another sidecore.", |w| w.moves),
 ];
 
-/// Upper bounds of the buckets of histograms, in nanoseconds: from what a disk in memory takes to what
-/// makes guests reset theirs.
+/// Upper bounds of the buckets of histograms, in nanoseconds: from the time of a disk in memory to
+/// the time after which guests reset theirs.
 const TIME_BOUNDS_NS: [u64; 22] = {
     let mut bounds = [0; 22];
     let (mut i, mut decade) = (0, 1000);

@@ -1,6 +1,6 @@
-//! A list that outlives the daemon: a JSON file in the run directory, so that a daemon that was
-//! killed finds it again. A reboot empties the usual run directory, and the VMs are gone with it; one
-//! on a disk keeps it, so each change is durable before it is answered.
+//! Lists that outlive the daemon: JSON files in the run directory, so that a daemon that was killed
+//! finds them again. A reboot empties the usual run directory, and the VMs are gone with it; a run
+//! directory on a disk keeps them, so each change is durable before it is answered.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,15 +12,15 @@ use serde::de::DeserializeOwned;
 
 use crate::error::ControlError;
 
-/// An entry of such a list.
+/// Entry of a list that outlives the daemon.
 pub trait Kept: Serialize + DeserializeOwned {
     /// Name of the file in the run directory.
     const FILE: &'static str;
-    /// What is lost with it.
+    /// Contents of the list, for the error when they are lost.
     const WHAT: &'static str;
 }
 
-/// The file and what is in it.
+/// A list that outlives the daemon, with its file.
 #[derive(Debug)]
 pub struct RunList<T> {
     path: PathBuf,
@@ -52,26 +52,26 @@ impl<T: Kept> RunList<T> {
         Self { path: run_dir.join(T::FILE), entries: Vec::new() }
     }
 
-    /// What is in it, in the order it came.
+    /// Entries in the order in which they were added.
     pub fn entries(&self) -> &[T] {
         &self.entries
     }
 
-    /// Changes it and writes the file.
+    /// Changes the list and writes the file.
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut Vec<T>)) -> Result<(), ControlError> {
         change(&mut self.entries);
         self.write()
     }
 
-    /// Drops what `keep` does not want, and writes the file if that was anything.
+    /// Drops the entries that `keep` refuses, and writes the file if there were any.
     pub(crate) fn retain(&mut self, keep: impl FnMut(&T) -> bool) -> Result<(), ControlError> {
         let before = self.entries.len();
         self.entries.retain(keep);
         if self.entries.len() == before { Ok(()) } else { self.write() }
     }
 
-    /// Durable on return: who was told of a change finds it after a power cut, where the run
-    /// directory outlives one.
+    /// Writes the file, durable on return: a change that was answered is there after a power cut,
+    /// where the run directory outlives one.
     fn write(&self) -> Result<(), ControlError> {
         let text = serde_json::to_vec_pretty(&self.entries)
             .map_err(|e| ControlError::io("writing", &self.path)(e.into()))?;

@@ -1,11 +1,11 @@
-//! What the daemon counts and measures, as the engines hand it over to be shown.
+//! Counters and times of the daemon, as the engines hand them over to be shown.
 
 use std::sync::Arc;
 
 use base::counter::QueueStats;
 use base::histogram::Snapshot;
 
-use crate::plane::{PortKind, SidecoreStatus, WorkerStatus};
+use crate::plane::status::{PortKind, SidecoreStatus, WorkerStatus};
 
 /// Everything that `GET /v1/metrics` shows.
 #[derive(Debug, Default)]
@@ -16,15 +16,15 @@ pub struct Metrics {
     pub uptime_s: u64,
     /// Polling threads.
     pub sidecores: Vec<SidecoreStatus>,
-    /// What they poll.
+    /// Workers that the sidecores poll.
     pub workers: Vec<WorkerStatus>,
     /// Ports.
     pub ports: Vec<PortMetrics>,
     /// Uplinks of switches: switch, counters.
     pub uplinks: Vec<(String, Arc<QueueStats>)>,
-    /// What single engines count beyond that.
+    /// Counters of single engines.
     pub families: Vec<Family>,
-    /// How long things took, in nanoseconds.
+    /// Histograms of times, in nanoseconds.
     pub times: Vec<Family<Snapshot>>,
 }
 
@@ -55,7 +55,7 @@ pub type Labels = Vec<(&'static str, String)>;
 pub struct Family<V = u64> {
     /// Full name, `_total` at the end of counters.
     pub name: String,
-    /// What it says.
+    /// Help text.
     pub help: &'static str,
     /// Labels and value of each sample.
     pub samples: Vec<(Labels, V)>,
@@ -67,7 +67,7 @@ impl Metrics {
         add(&mut self.families, name, help, (labels, value));
     }
 
-    /// The same of times in nanoseconds, which are shown as a histogram.
+    /// Adds times in nanoseconds to the family `name`, which is shown as a histogram.
     pub fn time(&mut self, name: &str, help: &'static str, labels: Labels, times: Snapshot) {
         add(&mut self.times, name, help, (labels, times));
     }

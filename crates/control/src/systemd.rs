@@ -1,9 +1,9 @@
-//! What systemd wants to hear.
+//! Notifications to systemd.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// Speaks to the service manager that started us; silent when there is none.
+/// Sends notifications to the service manager that started the daemon; does nothing without one.
 #[derive(Debug, Clone, Default)]
 pub struct Notifier {
     socket: Option<OsString>,
@@ -11,7 +11,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// From `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
+    /// Takes socket and watchdog from `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
     pub fn from_env() -> Self {
         let watchdog = watchdog(
             std::env::var("WATCHDOG_USEC").ok().as_deref(),
@@ -21,34 +21,34 @@ impl Notifier {
         Self { socket: std::env::var_os("NOTIFY_SOCKET"), watchdog }
     }
 
-    /// Speaks to `socket`: a path, or `@` and an abstract name.
+    /// Sends to `socket`: a path, or `@` and an abstract name.
     pub fn to_socket(socket: impl Into<OsString>) -> Self {
         Self { socket: Some(socket.into()), watchdog: None }
     }
 
-    /// How often [`Notifier::alive`] is to be called: eight times as often as the manager demands,
-    /// so that one call that is left out for a short stall does not end the daemon.
+    /// Interval for calls of [`Notifier::alive`]: an eighth of the manager's limit, so that one
+    /// call that is left out for a short stall does not end the daemon.
     pub fn watchdog_interval(&self) -> Option<Duration> {
         self.socket.as_ref()?;
         self.watchdog.map(|w| w / 8)
     }
 
-    /// Everything is up.
+    /// Reports that everything is up.
     pub fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={}", line(status)));
     }
 
-    /// The daemon stops.
+    /// Reports that the daemon stops.
     pub fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=stopping");
     }
 
-    /// One line for `systemctl status`.
+    /// Sends one line for `systemctl status`.
     pub fn status(&self, status: &str) {
         self.send(&format!("STATUS={}", line(status)));
     }
 
-    /// Still alive.
+    /// Reports that the daemon is alive.
     pub fn alive(&self) {
         self.send("WATCHDOG=1");
     }

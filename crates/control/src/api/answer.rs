@@ -10,12 +10,12 @@ use crate::plane::PlaneError;
 /// Body of every answer that is no success.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ErrorBody {
-    /// What went wrong, for a person.
+    /// Text of the error, for a person.
     pub error: String,
-    /// The setting it is about.
+    /// Setting that the error is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
-    /// The limit that was passed.
+    /// Limit that was exceeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
     /// Every problem of the request, when there is more to say than `error` does.

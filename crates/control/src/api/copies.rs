@@ -1,7 +1,7 @@
 //! Copies of modules' files: bodies that are as long as the files, passed on as they come.
 //!
-//! The plane works on a thread of its own, with plain reads and writes. Whoever neither takes nor sends
-//! anything for a minute is given up.
+//! The plane works on a thread of its own, with plain reads and writes. A connection that neither
+//! takes nor sends anything for a minute is given up.
 
 use std::io::{self, Read, Write};
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use super::answer::ApiError;
 use super::routes::ask;
 use crate::plane::Plane;
 
-/// How long the other end may do nothing.
+/// Longest time without progress of the other end.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pieces that wait for the other end, of [`PIECE_BYTES`].
@@ -46,7 +46,7 @@ impl HttpBody for Piped {
     }
 }
 
-/// Where the other thread writes it.
+/// Writer of such a body, for the other thread.
 struct BodyWriter {
     to: mpsc::Sender<Bytes>,
     pending: Vec<u8>,

@@ -22,10 +22,10 @@ use crate::plane::{Plane, PlaneError};
 /// Largest request body. A port with every setting takes 1 KiB.
 pub const MAX_BODY_LEN_BYTES: usize = 64 << 10;
 
-/// How long a body may take to arrive: it comes from the same host.
+/// Longest time for a body to arrive: it comes from the same host.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an answer may take. Detaching waits for I/O in flight, which a slow disk can hold up.
+/// Longest time for an answer. Detaching waits for I/O in flight, which a slow disk can hold up.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The API's own description (OpenAPI 3.1).
@@ -76,8 +76,8 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .with_state(plane)
 }
 
-/// The part of the API that changes nothing and shows no content of modules' files: listings and metrics.
-/// What is not named here is refused, whatever is added to [`router`].
+/// The part of the API that changes nothing and shows no content of modules' files: listings and
+/// metrics. Every route that is not named here is refused, also one that is added to [`router`].
 pub fn read_only_router(plane: Arc<dyn Plane>) -> Router {
     Router::new()
         .route("/v1/version", get(version))

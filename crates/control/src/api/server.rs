@@ -22,19 +22,19 @@ use crate::plane::Plane;
 /// fleet manager use fewer than ten.
 pub const MAX_CONNECTIONS: usize = 64;
 
-/// Most connections at once to the socket for reading: they take no places from those who steer.
+/// Most connections at once to the socket for reading: they take no places of the control socket.
 pub const MAX_READERS: usize = 16;
 
-/// How long a request line and its headers may take, idle time of a kept connection included.
+/// Longest time for a request line and its headers, idle time of a kept connection included.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where groups have their numbers.
+/// File with the numbers of groups.
 const GROUPS: &str = "/etc/group";
 
 /// Connections the kernel queues for us.
 const BACKLOG: i32 = 128;
 
-/// How long requests in flight may take once the daemon stops.
+/// Longest time for requests in flight once the daemon stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The bound control socket, or the one for reading; removed when dropped.
@@ -45,7 +45,7 @@ pub struct ApiServer {
     rights: Rights,
 }
 
-/// What may be asked on a socket.
+/// Requests that a socket takes.
 #[derive(Debug, Clone, Copy)]
 enum Rights {
     All,
@@ -114,7 +114,7 @@ impl ApiServer {
     }
 }
 
-/// The number of a group: itself, or what `groups` says (`group(5)`).
+/// The number of a group, from its text or from the file `groups` (`group(5)`).
 fn group_id(group: &str, groups: &Path) -> Result<u32, ControlError> {
     if let Ok(number) = group.parse() {
         return Ok(number);

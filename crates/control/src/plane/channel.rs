@@ -9,34 +9,34 @@ use serde::Serialize;
 pub struct ChannelStatus {
     /// VM.
     pub vm: String,
-    /// Its trust domain: its members are its peers.
+    /// Trust domain, whose other members are its peers.
     pub domain: String,
-    /// How it stands.
+    /// State of its membership.
     pub state: ChannelState,
-    /// Why it is not (or not well) a member.
+    /// Reason why it is not (or not well) a member.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether it joins by itself.
+    /// Whether it joins without being asked.
     pub auto: bool,
-    /// Its number at the doorbell server.
+    /// Id at the doorbell server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<u16>,
-    /// True when its module has not shown for `dead_after_ms` that it lives.
+    /// Whether its kernel module has sent no heartbeat for `dead_after_ms`.
     pub silent: bool,
     /// Bytes of its memory that peers see.
     pub window_len_bytes: u64,
     /// MAC addresses that peers know it by.
     pub macs: Vec<String>,
-    /// IP addresses of the same.
+    /// IP addresses that peers know it by.
     pub addresses: Vec<IpAddr>,
     /// Devices of peers that should be gone and could not be unplugged from it yet.
     pub zombies: usize,
-    /// How it stands with each peer, as its module says.
+    /// Links to its peers, as its kernel module reports them.
     pub links: Vec<ChannelLink>,
 }
 
 impl ChannelStatus {
-    /// A VM that is no member.
+    /// Status of a VM that is no member.
     pub fn out(vm: &str, domain: &str, auto: bool) -> Self {
         Self {
             vm: vm.into(),
@@ -55,23 +55,23 @@ impl ChannelStatus {
     }
 }
 
-/// How a VM stands in its trust domain.
+/// State of a VM's membership in its trust domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChannelState {
     /// No member.
     Out,
-    /// Its doorbell is being plugged.
+    /// The doorbell is being plugged.
     Joining,
-    /// A member whose module has not spoken yet.
+    /// A member whose kernel module has not spoken yet.
     Joined,
-    /// A member whose module works.
+    /// A member whose kernel module works.
     Active,
     /// Gives back what it has of others, and waits for what others have of it.
     Leaving,
-    /// Its module said nonsense, or it lost its doorbell.
+    /// The kernel module sent nonsense, or the VM lost its doorbell.
     Broken,
-    /// Its VM is gone, and peers still have its memory.
+    /// The VM is gone, and peers still have its memory.
     Dead,
 }
 
@@ -106,16 +106,17 @@ impl ChannelState {
     }
 }
 
-/// A member's side of a link to one peer. Counters begin anew with each load of its module.
+/// A member's side of a link to one peer. Counters begin anew with each load of its kernel module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChannelLink {
     /// The peer.
     pub vm: String,
-    /// How the link stands: `none`, `opening`, `up`, `draining` or `closed`.
+    /// State of the link: `none`, `opening`, `up`, `draining` or `closed`.
     pub state: String,
-    /// The peer's memory in this VM: `none`, `plugging`, `plugged`, `unplugging` or `failed`.
+    /// State of the peer's memory in this VM: `none`, `plugging`, `plugged`, `unplugging` or
+    /// `failed`.
     pub memory: String,
-    /// Why it could not be plugged.
+    /// Reason why the memory could not be plugged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Pages of the peer that are in use here.
@@ -130,7 +131,7 @@ pub struct ChannelLink {
     pub sent_bytes: u64,
     /// Bytes of the peer, as the peer says.
     pub received_bytes: u64,
-    /// Of the bytes sent: passed by reference, without a copy.
+    /// Bytes sent that were passed by reference, without a copy.
     pub referred_bytes: u64,
     /// Messages of the peer that were wrong.
     pub refused: u64,

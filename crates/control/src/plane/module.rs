@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::LatencyStatus;
+use super::latency::LatencyStatus;
 
 /// A module of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -11,34 +11,34 @@ pub struct ModuleStatus {
     pub vm: String,
     /// Module.
     pub module: String,
-    /// How it stands.
+    /// State of the module.
     pub state: ModuleState,
-    /// Why not well.
+    /// Reason of a state that is not well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What it did. While it does not answer: what it said last.
+    /// Counters of the module; while it does not answer, the last ones that it sent.
     #[serde(flatten)]
     pub counts: ModuleCounts,
-    /// How long requests took, from their coming to their replies; left out if it never said so.
+    /// Times of requests, from arrival to reply; left out if the module never sent them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencyStatus>,
 }
 
-/// How a module stands.
+/// State of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModuleState {
-    /// Its code is compiled, its process begins, or its instance is being replaced.
+    /// The code is compiled, the process begins, or the instance is being replaced.
     Starting,
-    /// It serves.
+    /// The module serves.
     Running,
-    /// It is in a call, or its files are made durable, for longer than counters are waited for.
+    /// A call, or a sync of the files, takes longer than the daemon waits for counters.
     Busy,
-    /// Its process does not answer.
+    /// The process does not answer.
     Silent,
-    /// It cannot serve.
+    /// The module cannot serve.
     Failed,
-    /// It was ended, until it is resumed.
+    /// The module was ended, until it is resumed.
     Drained,
 }
 
@@ -57,7 +57,7 @@ impl ModuleState {
     }
 }
 
-/// Writes a copy of a module's files. How it went stands in what it writes.
+/// Writes a copy of a module's files. The end of the copy says whether it is whole.
 pub type CopyWork = Box<dyn FnOnce(&mut dyn std::io::Write) + Send>;
 
 /// A copy that was put in place.
@@ -67,24 +67,24 @@ pub struct Restored {
     pub vm: String,
     /// Module.
     pub module: String,
-    /// Which VM it was taken of.
+    /// VM that the copy was taken of.
     pub of_vm: String,
-    /// SHA-256 of the WebAssembly that served the files then.
+    /// SHA-256 of the WebAssembly that served the files when the copy was taken.
     pub sha256: String,
-    /// When it was begun, in seconds since 1970.
+    /// Time at which the copy was begun, in seconds since 1970.
     pub begun_s: u64,
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Their lengths together.
+    /// Sum of the lengths of the files.
     pub files_bytes: u64,
 }
 
-/// What a module did since its process began.
+/// Counters of a module since its process began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct ModuleCounts {
-    /// Clients, connected or not.
+    /// Number of clients, connected or not.
     pub clients: u64,
-    /// Of their connections, those that go by a ring.
+    /// Number of connections that go by a ring.
     pub rings: u64,
     /// Bells that were rung for clients that slept.
     pub bells: u64,
@@ -96,7 +96,7 @@ pub struct ModuleCounts {
     pub failed: u64,
     /// Calls of the module; each takes what came meanwhile.
     pub calls: u64,
-    /// How long it had to rest, having computed more than its share of a core.
+    /// Time that it had to rest, having computed more than its share of a core.
     pub rested_ns: u64,
     /// Instances that were stopped.
     pub stopped: u64,
@@ -110,18 +110,18 @@ pub struct ModuleCounts {
     pub received_bytes: u64,
     /// Bytes of replies.
     pub sent_bytes: u64,
-    /// Its memory.
+    /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Its files.
+    /// Bytes of its files.
     pub stored_bytes: u64,
-    /// Bytes written to them.
+    /// Bytes written to its files.
     pub written_bytes: u64,
-    /// Bytes read of them.
+    /// Bytes read from its files.
     pub read_bytes: u64,
-    /// Times that they were made durable.
+    /// Syncs of its files.
     pub syncs: u64,
-    /// From a request's coming to its reply: half of them were faster.
+    /// Median of the time from a request's arrival to its reply.
     pub latency_p50_ns: u64,
-    /// 99 of 100 were faster.
+    /// 99th percentile of that time.
     pub latency_p99_ns: u64,
 }

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 /// Bytes of the fake's copies: more than all buffers on the way hold.
 pub const COPY_BYTES: u64 = 8 << 20;
 
-/// What the fake was asked, and the config it keeps.
+/// A plane without engines: the requests it got, and the config it has.
 pub struct Fake {
     pub config: Mutex<Config>,
     pub asked: Mutex<Vec<String>>,
