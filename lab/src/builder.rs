@@ -269,8 +269,9 @@ impl GuestBuilder {
         words
     }
 
-    /// Room for another CPU makes TCG keep the guest's memory barriers, which it drops where nothing
-    /// in the same VM could see the difference; another VM that reads this one's memory can.
+    /// Room for another CPU makes TCG keep the guest's memory barriers, which it drops where
+    /// nothing in the same VM could see the difference; another VM that reads this one's memory
+    /// can.
     fn smp(&self) -> String {
         let max = if self.root_ports > 0 { self.vcpus.max(2) } else { self.vcpus };
         format!("{},maxcpus={max}", self.vcpus)

@@ -157,8 +157,8 @@ impl Disk {
         }
     }
 
-    /// A vhost-user disk with a queue for each CPU and split rings, QEMU connecting and reconnecting
-    /// every second.
+    /// A vhost-user disk with a queue for each CPU and split rings, QEMU connecting and
+    /// reconnecting every second.
     #[must_use]
     pub fn vhost_user(socket: impl Into<PathBuf>) -> VhostUserDisk {
         VhostUserDisk {

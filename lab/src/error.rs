@@ -115,10 +115,10 @@ impl LabError {
     }
 
     /// Whether a guest that was still booting has died by a fault of QEMU alone:
-    /// - QEMU had handed its access to the wrong device: one behind the end of a region, which the region's
-    ///   bounds forbid. No guest, and no other end of a device, can have it do so. Seen with QEMU 7.2
-    ///   emulating two CPUs, rarely; what a CPU remembers of an older memory map is of the kind
-    ///   (`tcg_commit()`, mended in 8.2).
+    /// - QEMU had handed its access to the wrong device: one behind the end of a region, which the
+    ///   region's bounds forbid. No guest, and no other end of a device, can have it do so. Seen
+    ///   with QEMU 7.2 emulating two CPUs, rarely; what a CPU remembers of an older memory map is
+    ///   of the kind (`tcg_commit()`, mended in 8.2).
     /// - Its kernel met an int3 that it had taken out of its code again, of which QEMU kept the
     ///   translation. Of QEMU emulating several CPUs (mended in 8.1 by its `deba78709ae8`).
     #[must_use]

@@ -140,7 +140,8 @@ impl Guest {
         &self.name
     }
 
-    /// The kernel's release as the agent reported it; empty before [`wait_ready`](Self::wait_ready).
+    /// The kernel's release as the agent reported it; empty before
+    /// [`wait_ready`](Self::wait_ready).
     #[must_use]
     pub fn release(&self) -> &str {
         self.release.get().map_or("", String::as_str)
@@ -339,16 +340,17 @@ impl Guest {
         }
     }
 
-    /// Where its CPUs are, twice, and what their interrupt controllers hold: a guest that hangs says
-    /// nothing itself. A CPU that has halted (`HLT=1`) with an interrupt in service (`ISR`) takes
-    /// no other of its class or below. Seen with QEMU 7.2 emulating two CPUs, not with 10.0. Until 8.2
-    /// a CPU may use the memory map that another one has just changed with what it remembers of the old
-    /// one (tcg_commit()): then the end of its interrupt may go elsewhere, which would explain it.
+    /// Where its CPUs are, twice, and what their interrupt controllers hold: a guest that hangs
+    /// says nothing itself. A CPU that has halted (`HLT=1`) with an interrupt in service (`ISR`)
+    /// takes no other of its class or below. Seen with QEMU 7.2 emulating two CPUs, not with 10.0.
+    /// Until 8.2 a CPU may use the memory map that another one has just changed with what it
+    /// remembers of the old one (tcg_commit()): then the end of its interrupt may go elsewhere,
+    /// which would explain it.
     ///
-    /// Seen once with 7.2 and four CPUs, at boot: all are at the head of `sched_clock_idle_wakeup_event`
-    /// or in the handler of int3, and stay so. Linux patches a jump there. It goes back to where an int3
-    /// has gone meanwhile: the emulator kept its translation, see
-    /// [`LabError::is_emulators_fault_at_boot`].
+    /// Seen once with 7.2 and four CPUs, at boot: all are at the head of
+    /// `sched_clock_idle_wakeup_event` or in the handler of int3, and stay so. Linux patches a jump
+    /// there. It goes back to where an int3 has gone meanwhile: the emulator kept its translation,
+    /// see [`LabError::is_emulators_fault_at_boot`].
     fn where_cpus_are(&self) -> String {
         let mut text = String::new();
         let mut cpus = 0;

@@ -29,11 +29,11 @@
 //! A [`Lab`] is one session: it owns a run folder for sockets and logs, a [`NetLab`] (a network
 //! namespace without a name) and a view of the [`Cache`]. The cache holds Debian's cloud kernels
 //! ([`Kernel`]), unpacked from their packages, and initramfs images ([`Image`]) made from recipes
-//! by our own [`cpio`] writer: busybox, the static agent (package `millrace-lab-agent`), modules
-//! in load order ([`modules`]), host programs with their libraries, and on demand Millrace's own
+//! by our own [`cpio`] writer: busybox, the static agent (package `millrace-lab-agent`), modules in
+//! load order ([`modules`]), host programs with their libraries, and on demand Millrace's own
 //! kernel modules, which [`kmod`] builds and checks with the headers of that very kernel,
-//! [`python`] with QUIC, or `fsx` (package `millrace-lab-fsx`), which does random operations on files or
-//! a disk and compares each byte that it reads with a model.
+//! [`python`] with QUIC, or `fsx` (package `millrace-lab-fsx`), which does random operations on
+//! files or a disk and compares each byte that it reads with a model.
 //!
 //! A [`Guest`] is a QEMU process under TCG with shared memory, a console in a file, a monitor
 //! socket and a virtio-serial port on which the agent answers. QEMU connects to sockets that the

@@ -1,9 +1,11 @@
 //! Debian's MariaDB, unmodified, in a guest: an image recipe, its start, and SQL.
 //!
 //! The server's system tables are made once for each version, on the host, by the server itself
-//! (`--bootstrap`) from the SQL files of its package, as `mariadb-install-db` does; a guest unpacks them.
+//! (`--bootstrap`) from the SQL files of its package, as `mariadb-install-db` does; a guest unpacks
+//! them.
 //!
-//! With the plugin the server is of the very version for which the plugin was made: no other loads it.
+//! With the plugin the server is of the very version for which the plugin was made: no other loads
+//! it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,8 +19,8 @@ use crate::{Cache, DEFAULT_TIMEOUT, Guest, ImageBuilder, LabError, apt, program}
 pub const SOCKET: &str = "/run/mysqld/mysqld.sock";
 /// Where it writes what it says.
 pub const LOG: &str = "/tmp/mariadbd.log";
-/// Runs SQL that stands on its standard input, or after `-e`: tabs between columns, no names, each line
-/// at once.
+/// Runs SQL that stands on its standard input, or after `-e`: tabs between columns, no names, each
+/// line at once.
 pub const CLIENT: &str = "mariadb --no-defaults -S /run/mysqld/mysqld.sock -N -B -n";
 /// Time for the server to start: under emulation it initialises for some seconds.
 const START: Duration = Duration::from_secs(120);
@@ -74,8 +76,8 @@ impl MariaDb {
         Self::default()
     }
 
-    /// With the storage engine MILLRACE, as `scripts/mariadb-plugin` makes it, in the version that stands
-    /// in the file `version` beside it.
+    /// With the storage engine MILLRACE, as `scripts/mariadb-plugin` makes it, in the version that
+    /// stands in the file `version` beside it.
     ///
     /// # Errors
     /// One of the two is not there.
@@ -106,8 +108,8 @@ impl MariaDb {
         }
     }
 
-    /// Puts server, client, system tables and, if there is one, the plugin into an image: about 45 MiB,
-    /// so that a guest with it has at least 200 MiB of memory.
+    /// Puts server, client, system tables and, if there is one, the plugin into an image: about 45
+    /// MiB, so that a guest with it has at least 200 MiB of memory.
     ///
     /// # Errors
     /// A package cannot be had; the system tables cannot be made.
@@ -149,9 +151,9 @@ impl MariaDb {
         })
     }
 
-    /// Starts the server in a guest and waits until it takes connections. `folder` gets the system tables
-    /// if it has none; `options` are more words of its command line. It listens on [`SOCKET`] alone. An earlier
-    /// server's log goes: its words would be taken for this one's.
+    /// Starts the server in a guest and waits until it takes connections. `folder` gets the system
+    /// tables if it has none; `options` are more words of its command line. It listens on
+    /// [`SOCKET`] alone. An earlier server's log goes: its words would be taken for this one's.
     ///
     /// # Errors
     /// It ends or is silent, with its log in the error.

@@ -1,5 +1,5 @@
-//! Programs for the guest: the static agent, built from this workspace, Millrace's own guest pieces,
-//! and host programs with the libraries they need.
+//! Programs for the guest: the static agent, built from this workspace, Millrace's own guest
+//! pieces, and host programs with the libraries they need.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -56,7 +56,8 @@ pub(crate) fn files_in(folder: &Path) -> Result<BTreeSet<PathBuf>, LabError> {
     Ok(files)
 }
 
-/// The checked operations (`lab/fsx`) as a static program, built once for each state of its sources.
+/// The checked operations (`lab/fsx`) as a static program, built once for each state of its
+/// sources.
 ///
 /// # Errors
 /// The sources are not there or do not compile.
@@ -132,7 +133,8 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), LabError> {
 /// Builds a static program; where it is.
 fn cargo_build(cache: &Cache, sources: &Path, program: &str) -> Result<PathBuf, LabError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // Cargo tells crates of two checkouts apart by their times alone, so each has a folder of its own.
+    // Cargo tells crates of two checkouts apart by their times alone, so each has a folder of its
+    // own.
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).as_os_str().as_encoded_bytes();
     let hash = xxhash_rust::xxh3::xxh3_64(checkout);
     let target = cache.root().join(format!("agent-target-{hash:016x}"));
@@ -185,8 +187,8 @@ pub(crate) fn libraries_in(
     parse_ldd(&String::from_utf8_lossy(&output.stdout), program)
 }
 
-/// Where a library goes in a guest: to its own place, or to the system's if it was unpacked below the
-/// cache.
+/// Where a library goes in a guest: to its own place, or to the system's if it was unpacked below
+/// the cache.
 pub(crate) fn place_of(library: &Path, cache: &Path) -> String {
     match library.file_name() {
         Some(name) if library.starts_with(cache) => {

@@ -1,8 +1,8 @@
 //! How fast the time stamp counter runs that emulated guests read: the host's own.
 //!
-//! Linux measures it against an emulated timer while it boots. Where the host is busy, it comes to wrong ends:
-//! of eight guests that booted at once one found 307 MHz for 2,594, and all its clocks ran eight times too
-//! fast for as long as it lived. So it is measured here, and told to the guest.
+//! Linux measures it against an emulated timer while it boots. Where the host is busy, it comes to
+//! wrong ends: of eight guests that booted at once one found 307 MHz for 2,594, and all its clocks
+//! ran eight times too fast for as long as it lived. So it is measured here, and told to the guest.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

@@ -87,8 +87,8 @@ pub enum Command {
 /// Which config.
 #[derive(Debug, Args)]
 pub struct ConfigFile {
-    /// Config file, by default /etc/millrace/millrace.toml; drop-ins are read from the folder of the same
-    /// name with .d
+    /// Config file, by default /etc/millrace/millrace.toml; drop-ins are read from the folder of
+    /// the same name with .d
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// The same as FILE
@@ -188,10 +188,11 @@ pub enum ModuleCommand {
     Backup(ModuleBackup),
     /// Check that a copy is whole, and say what it is of
     Verify(ModuleVerify),
-    /// Put a copy in the place of a module's files; if the module does not start with it, all is as it was.
-    /// Drained modules are not started
+    /// Put a copy in the place of a module's files; if the module does not start with it, all is as
+    /// it was. Drained modules are not started
     Restore(ModuleRestore),
-    /// End a VM's modules until they are resumed, also across restarts: their folder can go elsewhere
+    /// End a VM's modules until they are resumed, also across restarts: their folder can go
+    /// elsewhere
     Drain(OfVm),
     /// Have modules that were drained serve again, on whichever host their folder is
     Resume(OfVm),
@@ -205,7 +206,8 @@ pub struct ModuleBackup {
     pub of: OfVm,
     /// Module
     pub module: String,
-    /// File that gets its name once it is whole; - for the standard output; a pipe or device is written into
+    /// File that gets its name once it is whole; - for the standard output; a pipe or device is
+    /// written into
     #[arg(short, long)]
     pub output: PathBuf,
     /// Print JSON

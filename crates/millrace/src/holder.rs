@@ -45,8 +45,8 @@ pub struct Holders {
     pub before: Vec<PathBuf>,
 }
 
-/// Finds or starts the holder that the config names. Where it names none, `default` is taken if it is there:
-/// that must not keep ports from their VMs.
+/// Finds or starts the holder that the config names. Where it names none, `default` is taken if it
+/// is there: that must not keep ports from their VMs.
 pub fn open_session_store(config: &Config, default: Option<&Path>) -> anyhow::Result<Holders> {
     let (session_store, socket) = match (&config.daemon.holder, default) {
         (HolderConfig::Default, Some(path)) => external(path).unwrap_or_else(|e| {
@@ -74,8 +74,8 @@ fn nobody() -> Configured {
     (Arc::new(NullStore), None)
 }
 
-/// A holder that somebody else starts. One that was started with this daemon may not listen yet: its unit does
-/// not say when.
+/// A holder that somebody else starts. One that was started with this daemon may not listen yet:
+/// its unit does not say when.
 fn external(path: &Path) -> anyhow::Result<Configured> {
     let session_store = HolderStore::new(path.into());
     let late = format!(
@@ -152,7 +152,8 @@ fn start_own(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends early, with its error, when `check` fails; after [`START_TIMEOUT`] the error begins with `late`.
+/// Ends early, with its error, when `check` fails; after [`START_TIMEOUT`] the error begins with
+/// `late`.
 fn wait_until_it_answers(
     session_store: &HolderStore,
     late: String,

@@ -1,10 +1,11 @@
 //! Log lines for systemd's journal, with priorities and fields, so that `journalctl -p err` and
 //! `journalctl MILLRACE_PORT=web/root` find them.
 //!
-//! An event goes to journald's own socket (its "native protocol", systemd's `JOURNAL_NATIVE_PROTOCOL`),
-//! as one datagram that is never waited for. What journald does not take goes to the standard error, as
-//! a line that begins with its priority (`sd-daemon(3)`), which journald reads there. The crate
-//! `tracing-journald` would leave fields out of the text, and waits for a full socket.
+//! An event goes to journald's own socket (its "native protocol", systemd's
+//! `JOURNAL_NATIVE_PROTOCOL`), as one datagram that is never waited for. What journald does not
+//! take goes to the standard error, as a line that begins with its priority (`sd-daemon(3)`), which
+//! journald reads there. The crate `tracing-journald` would leave fields out of the text, and waits
+//! for a full socket.
 
 use std::fmt::{Debug, Write as _};
 use std::io::{self, Write};
@@ -19,22 +20,23 @@ use tracing_subscriber::layer::Context;
 /// Where journald listens.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Longest text of a line and of a value: journald cuts lines of 48 KiB, and so one datagram holds all.
+/// Longest text of a line and of a value: journald cuts lines of 48 KiB, and so one datagram holds
+/// all.
 const MAX_TEXT_LEN_BYTES: usize = 16 << 10;
 
 /// Most fields that are sent apart from the text.
 const MAX_FIELDS: usize = 16;
 
-/// Whether the standard error goes to the journal: `JOURNAL_STREAM` names its device and inode, and is
-/// inherited also by those whose output goes elsewhere.
+/// Whether the standard error goes to the journal: `JOURNAL_STREAM` names its device and inode, and
+/// is inherited also by those whose output goes elsewhere.
 pub fn is_stderr() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stat) = rustix::fs::fstat(io::stderr()) else { return false };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// Prints an error of a program that has no log, or none yet: with its priority where the standard error
-/// is the journal's.
+/// Prints an error of a program that has no log, or none yet: with its priority where the standard
+/// error is the journal's.
 pub fn print_error(text: &str) {
     eprintln!("{}", if is_stderr() { with_priority(text) } else { text.into() });
 }
@@ -95,8 +97,8 @@ where
             socket.send(&datagram(priority, target, &text, &said.fields)).is_ok()
         });
         if !sent {
-            // One write, so that lines of two threads do not mix; a log that cannot be written is no
-            // reason to end.
+            // One write, so that lines of two threads do not mix; a log that cannot be written is
+            // no reason to end.
             let line = format!("<{priority}>{target}: {}\n", text.replace('\n', " "));
             let _ = (self.instead)().write_all(line.as_bytes());
         }
@@ -177,8 +179,8 @@ fn field_name(name: &str) -> String {
     name.chars().map(fit).take(48).collect()
 }
 
-/// `NAME=value` and a line feed; a value with line feeds goes with its length, so that none of its lines
-/// is taken for a field.
+/// `NAME=value` and a line feed; a value with line feeds goes with its length, so that none of its
+/// lines is taken for a field.
 fn put(out: &mut Vec<u8>, name: &str, value: &str) {
     out.extend_from_slice(name.as_bytes());
     if value.contains('\n') {

@@ -13,17 +13,17 @@
 //! - 1,024 ports per daemon ([`base::limits::MAX_PORTS`]).
 //! - A switch runs on one sidecore; switches, vsock domains and disk queues begin on the active
 //!   sidecores in turn and move by load.
-//! - A VM with `[vm.channel]` has a thread of its own, which looks at its addresses every two seconds while
-//!   it is a member, and tries to make it one every half minute at least.
+//! - A VM with `[vm.channel]` has a thread of its own, which looks at its addresses every two
+//!   seconds while it is a member, and tries to make it one every half minute at least.
 //! - The config is read at the start, and its modules by `millrace module load`; other changes go
 //!   through the control API.
-//! - A worker that panicked is made anew five times in a minute at most; after that its ports are broken until
-//!   `millrace start`. Counters of a switch and its uplink begin at zero then, and a TAP that the daemon made
-//!   loses its addresses.
+//! - A worker that panicked is made anew five times in a minute at most; after that its ports are
+//!   broken until `millrace start`. Counters of a switch and its uplink begin at zero then, and a
+//!   TAP that the daemon made loses its addresses.
 //! - VMs' modules begin one VM after the other, behind the ports.
-//! - `millrace top` samples every 100 ms at most: each answer takes milliseconds of the control thread
-//!   with 1,024 ports, and one call on the sidecore of each switch and network port, which wakes one
-//!   that sleeps. Its busy shares of workers are extrapolated from one round in 32 or so.
+//! - `millrace top` samples every 100 ms at most: each answer takes milliseconds of the control
+//!   thread with 1,024 ports, and one call on the sidecore of each switch and network port, which
+//!   wakes one that sleeps. Its busy shares of workers are extrapolated from one round in 32 or so.
 
 mod backend;
 mod cli;

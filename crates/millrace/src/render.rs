@@ -61,8 +61,8 @@ fn detail(port: &Value) -> String {
     String::new()
 }
 
-/// QEMU asks for as many queues as the VM has CPUs, and ends at once where those are too many: said of disks
-/// with fewer than Millrace can serve that wait for their VMM.
+/// QEMU asks for as many queues as the VM has CPUs, and ends at once where those are too many: said
+/// of disks with fewer than Millrace can serve that wait for their VMM.
 fn most_queues(port: &Value) -> String {
     let most = u64::from(base::limits::MAX_DISK_QUEUES);
     match port["queues"].as_u64() {

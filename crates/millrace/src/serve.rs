@@ -110,8 +110,8 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells the manager that all ports are there, as soon as the last image has been checked: VMs that it
-/// starts after us find their disks.
+/// Tells the manager that all ports are there, as soon as the last image has been checked: VMs that
+/// it starts after us find their disks.
 fn tell_ready(host: &Arc<Host>, notifier: &Notifier) {
     let (waiting, notifier) = (Arc::clone(host), notifier.clone());
     let tell = move || {

@@ -78,8 +78,8 @@ fn the_daemon_shows_serves_and_ends_cleanly() {
     assert!(!place.path("web.vsock").exists());
 }
 
-/// What systemd gives a service: its standard error is the journal's. Here nobody listens for journald, or
-/// the lines go there.
+/// What systemd gives a service: its standard error is the journal's. Here nobody listens for
+/// journald, or the lines go there.
 #[test]
 fn abuse_S3_lines_for_the_journal_begin_with_their_priority() {
     use std::os::linux::fs::MetadataExt;
@@ -299,7 +299,8 @@ fn abuse_O3_front_ends_of_a_port_that_was_not_started_are_turned_away_with_the_r
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// QEMU asks for a queue per CPU of its VM, unless it is told `num-queues`, and ends where there are less.
+/// QEMU asks for a queue per CPU of its VM, unless it is told `num-queues`, and ends where there
+/// are less.
 #[test]
 fn abuse_B1_a_disk_with_defaults_has_32_queues() {
     let place = Place::new(ALL);

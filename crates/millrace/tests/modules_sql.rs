@@ -1,5 +1,5 @@
-//! Tables of a guest's MariaDB in the module `sql` of the host, through MariaDB's own engine FederatedX: a real
-//! server, the relay of a guest, a real daemon with its confined process.
+//! Tables of a guest's MariaDB in the module `sql` of the host, through MariaDB's own engine
+//! FederatedX: a real server, the relay of a guest, a real daemon with its confined process.
 #![allow(clippy::unwrap_used)]
 
 #[path = "sql/client.rs"]

@@ -1,5 +1,5 @@
-//! Front ends that attack the daemon in all ways at once, beside others that must not notice: ports come
-//! and go, disks answer, no sidecore stands. `MILLRACE_SOAK=1` does it for half an hour.
+//! Front ends that attack the daemon in all ways at once, beside others that must not notice: ports
+//! come and go, disks answer, no sidecore stands. `MILLRACE_SOAK=1` does it for half an hour.
 #![allow(non_snake_case, clippy::unwrap_used)]
 
 mod common;

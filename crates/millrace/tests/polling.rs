@@ -59,8 +59,8 @@ fn repeat(mut run: impl FnMut() -> u64) -> u64 {
     done
 }
 
-/// Traces the sidecore while `run` is repeated. It makes system calls to sleep only, and does that only
-/// after it has polled in vain: where the front end does not get its CPU.
+/// Traces the sidecore while `run` is repeated. It makes system calls to sleep only, and does that
+/// only after it has polled in vain: where the front end does not get its CPU.
 fn only_sleeps(place: &Place, daemon: &Daemon, run: impl FnMut() -> u64) {
     let (began, slept_before) = (Instant::now(), sleeps(daemon));
     let strace = Strace::attach(&["-p", &sidecore(daemon)], &place.path("strace.txt"));

@@ -1,4 +1,5 @@
-//! What a disk's backing file holds: a pattern of its own, so that its bytes are known where they show.
+//! What a disk's backing file holds: a pattern of its own, so that its bytes are known where they
+//! show.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

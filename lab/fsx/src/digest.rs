@@ -1,4 +1,5 @@
-//! What a disk or image holds, in few bytes: a sum for each MiB, so that two that differ tell where.
+//! What a disk or image holds, in few bytes: a sum for each MiB, so that two that differ tell
+//! where.
 
 use std::collections::BTreeMap;
 use std::fs::File;

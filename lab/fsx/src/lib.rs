@@ -1,20 +1,20 @@
-//! Random operations on files of a mounted file system, or on a bare disk, every byte read compared with
-//! a model: for disks that must lose nothing, whatever dies below them.
+//! Random operations on files of a mounted file system, or on a bare disk, every byte read compared
+//! with a model: for disks that must lose nothing, whatever dies below them.
 //!
 //! # Theory of operation
 //! A run has workers, each with files of its own or an equal part of the disk, so that what they do
-//! together is in flight together, and what each one does depends on the seed alone. A worker does one
-//! operation after another ([`op`]): writes and reads through the page cache, past it and through
-//! mappings, lengths, holes, copies, discards. It remembers for each range which operation wrote it
-//! ([`model`]) and compares what it reads.
+//! together is in flight together, and what each one does depends on the seed alone. A worker does
+//! one operation after another ([`op`]): writes and reads through the page cache, past it and
+//! through mappings, lengths, holes, copies, discards. It remembers for each range which operation
+//! wrote it ([`model`]) and compares what it reads.
 //!
 //! What is written names file, operation and place in each word ([`pattern`]), so that a report
 //! ([`report`]) tells old bytes from those of another place and from zeroes.
 //!
-//! Reads must come from the disk, and must not make it safe before: a range's pages are written back by
-//! sync_file_range(2), which asks for no flush, and dropped. Operations come in chapters, which all
-//! workers begin together. In three of four, the calm ones, nobody asks for a flush, so that a
-//! disk whose writes count only after one is found out when it dies.
+//! Reads must come from the disk, and must not make it safe before: a range's pages are written
+//! back by sync_file_range(2), which asks for no flush, and dropped. Operations come in chapters,
+//! which all workers begin together. In three of four, the calm ones, nobody asks for a flush, so
+//! that a disk whose writes count only after one is found out when it dies.
 //!
 //! After the last operation all is flushed, dropped, read and checked. The models can be saved, for
 //! [`verify`] in another process and after another mount.
@@ -26,8 +26,8 @@
 //! fsx digest /dev/vda
 //! ```
 //!
-//! Seeds give the same operations each time. What the run leaves to chance is when they happen, and so
-//! how many there are before its time is over.
+//! Seeds give the same operations each time. What the run leaves to chance is when they happen, and
+//! so how many there are before its time is over.
 //!
 //! # Limits
 //! | what | number | why |
@@ -197,7 +197,8 @@ fn is_calm(seed: u64, chapter: u64) -> bool {
     !seed.wrapping_add(chapter).is_multiple_of(BUSY_ONE_IN)
 }
 
-/// One worker's whole run. It goes on to the end of chapters after a failure, for the others wait there.
+/// One worker's whole run. It goes on to the end of chapters after a failure, for the others wait
+/// there.
 fn work(worker: &mut Worker, plan: &Plan, shared: &Shared) -> Result<(), FsxError> {
     let mut result = Ok(());
     for chapter in 0.. {

@@ -1,4 +1,5 @@
-//! The expected content of a file or a part of a disk: its length, and the last write of each range.
+//! The expected content of a file or a part of a disk: its length, and the last write of each
+//! range.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

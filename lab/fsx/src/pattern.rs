@@ -50,7 +50,8 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
-    /// The word: a permutation of its three numbers, so that neighbours share no byte but by chance.
+    /// The word: a permutation of its three numbers, so that neighbours share no byte but by
+    /// chance.
     #[must_use]
     pub fn word(self) -> u64 {
         let index = self.at / WORD_BYTES;

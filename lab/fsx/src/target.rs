@@ -122,8 +122,8 @@ impl Target {
         Ok(done)
     }
 
-    /// Writes dirty pages of a range back and drops its pages from the cache: the next read comes from
-    /// the disk, which was not flushed.
+    /// Writes dirty pages of a range back and drops its pages from the cache: the next read comes
+    /// from the disk, which was not flushed.
     ///
     /// # Errors
     /// The disk fails.

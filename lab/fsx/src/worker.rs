@@ -80,8 +80,8 @@ pub struct Worker {
     pub counts: Counts,
 }
 
-/// The seed of a worker: a number of the run's own sequence. Seeds that differ by the generator's step would
-/// give all workers the same choices.
+/// The seed of a worker: a number of the run's own sequence. Seeds that differ by the generator's
+/// step would give all workers the same choices.
 fn own_seed(seed: u64, index: usize) -> u64 {
     let mut seeds = Seeded::new(seed);
     (0..=index).map(|_| seeds.next_u64()).last().unwrap_or(seed)
@@ -247,8 +247,9 @@ impl Worker {
         Err(FsxError::Mismatch(text))
     }
 
-    /// Discards a range and looks at what is there now: each sector zeroes, or what was there before.
-    /// Either must stay. Linux drops the range's dirty pages, so that they are written back first.
+    /// Discards a range and looks at what is there now: each sector zeroes, or what was there
+    /// before. Either must stay. Linux drops the range's dirty pages, so that they are written back
+    /// first.
     fn discard(&mut self, op: &Op) -> Result<(), FsxError> {
         let len = (op.range.end - op.range.start) as usize;
         let target = &mut self.targets[op.target];

@@ -1,8 +1,8 @@
 //! Channels of the VMs that have them: who joins when, what is shown of it, and the end.
 //!
 //! Each VM with a `[vm.channel]` has a thread that sleeps until something of its ports changes, a
-//! command comes, or it is time to look again ([`candidate`]). What it waits for, a monitor or a guest,
-//! so holds up no other VM and no port.
+//! command comes, or it is time to look again ([`candidate`]). What it waits for, a monitor or a
+//! guest, so holds up no other VM and no port.
 
 mod addresses;
 mod candidate;
@@ -87,8 +87,8 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Starts what the VMs of `config` need. Channels that cannot be started are shown with the reason
-    /// and keep no port from its VM.
+    /// Starts what the VMs of `config` need. Channels that cannot be started are shown with the
+    /// reason and keep no port from its VM.
     pub fn start(
         config: &Config,
         ports: &Ports,
@@ -237,7 +237,8 @@ impl Drop for Channels {
     }
 }
 
-/// All at once, so that one that does not answer takes no time from the others. Returns who was asked.
+/// All at once, so that one that does not answer takes no time from the others. Returns who was
+/// asked.
 fn leave_all(members: &dyn Members, but: &BTreeSet<String>) -> BTreeSet<String> {
     let lives = |member: &MemberInfo| member.state != ChannelState::Dead.name();
     let all: BTreeSet<String> =

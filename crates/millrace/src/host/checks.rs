@@ -1,10 +1,10 @@
-//! Disks whose image is checked before it is served: they start beside everything else, and are shown
-//! meanwhile.
+//! Disks whose image is checked before it is served: they start beside everything else, and are
+//! shown meanwhile.
 //!
-//! The check of an image that was not closed reads all of its tables, which takes minutes where they
-//! are large and the storage is slow. So it is done without the lock on changes. Until it is over the
-//! port has its place in the list and no device. One that is detached is not started; its check ends as
-//! it would have.
+//! The check of an image that was not closed reads all of its tables, which takes minutes where
+//! they are large and the storage is slow. So it is done without the lock on changes. Until it is
+//! over the port has its place in the list and no device. One that is detached is not started; its
+//! check ends as it would have.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,12 +20,12 @@ use super::port::{Port, full_name};
 use super::{Change, Host};
 use crate::process::describe;
 
-/// How long the start of the daemon waits for checks. Most are over sooner, and then whoever waited for
-/// the start finds all ports.
+/// How long the start of the daemon waits for checks. Most are over sooner, and then whoever waited
+/// for the start finds all ports.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Checks at a time: more of them would only share the storage, and each takes a byte of memory for a
-/// cluster of its image.
+/// Checks at a time: more of them would only share the storage, and each takes a byte of memory for
+/// a cluster of its image.
 const MAX_CHECKS: usize = 4;
 
 /// The progress of the check that a port's image needs; none if it needs none.
@@ -141,8 +141,8 @@ impl Host {
         self.checks.wait()
     }
 
-    /// Attaches a listed disk whose image is checked first; if that fails it is as if it had never been
-    /// there.
+    /// Attaches a listed disk whose image is checked first; if that fails it is as if it had never
+    /// been there.
     pub(super) fn attach_checked(&self, port: &Arc<Port>) -> Result<Arc<Port>, PlaneError> {
         let (vm, name) = (&port.vm, port.config.name());
         let settle = |change: &mut Change, started: &Arc<Port>| match &started.live {
@@ -163,8 +163,8 @@ impl Host {
         }
     }
 
-    /// Checks the image of a listed port, and starts it in its place; a failure stands there, too. Nothing
-    /// if it is not listed any more. `then` is done under the same lock.
+    /// Checks the image of a listed port, and starts it in its place; a failure stands there, too.
+    /// Nothing if it is not listed any more. `then` is done under the same lock.
     pub(super) fn start_checked(
         &self,
         port: &Arc<Port>,

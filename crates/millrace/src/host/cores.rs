@@ -79,8 +79,8 @@ fn plan(wanted: &Wanted, cpus: usize) -> Vec<SidecoreConfig> {
             spin_us,
             fixed_spin: wanted.spin == SpinKind::Fixed,
             pause,
-            // A CPU that was named is the sidecore's own: nobody asks it back, and a yield costs the
-            // latency of a system call. A shared one is asked back, by the guests.
+            // A CPU that was named is the sidecore's own: nobody asks it back, and a yield costs
+            // the latency of a system call. A shared one is asked back, by the guests.
             yield_when_idle: wanted.yields.unwrap_or(cpu.is_none()),
             panicked: None,
         })

@@ -14,9 +14,9 @@ use sidecore::{Sidecore, VmId};
 use vhost_user::{Device, SessionStore};
 use vsock::VsockPort;
 
-/// How long the lock (or the TAP) of a killed daemon may outlive it. The kernel takes its io_uring apart in the
-/// background, finishes the writes in it, and only then closes the image: until that has happened
-/// the lock rightly keeps us out. It takes milliseconds, unless the disk is slow.
+/// How long the lock (or the TAP) of a killed daemon may outlive it. The kernel takes its io_uring
+/// apart in the background, finishes the writes in it, and only then closes the image: until that
+/// has happened the lock rightly keeps us out. It takes milliseconds, unless the disk is slow.
 const LOCK_LINGER: Duration = Duration::from_secs(2);
 
 /// How often we look. The kernel tells nobody without waiting for ever.

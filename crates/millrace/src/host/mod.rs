@@ -55,12 +55,12 @@ use self::switches::Switches;
 use self::turned_away::TurnedAway;
 use crate::process::describe;
 
-/// How long the end of the daemon waits for requests in disks; systemd kills it after 30 s. What is not
-/// answered then is taken again by the next daemon, once the kernel is done with it.
+/// How long the end of the daemon waits for requests in disks; systemd kills it after 30 s. What is
+/// not answered then is taken again by the next daemon, once the kernel is done with it.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// What changes when ports come and go. Its lock is held for the length of a change; listings do not
-/// take it.
+/// What changes when ports come and go. Its lock is held for the length of a change; listings do
+/// not take it.
 struct Change {
     config: Config,
     runtime_changes: RuntimeChanges,
@@ -354,8 +354,8 @@ impl Host {
         }
     }
 
-    /// How many ports there are, how many of them could not be started, and of how many the image is still
-    /// being checked.
+    /// How many ports there are, how many of them could not be started, and of how many the image
+    /// is still being checked.
     pub fn counts(&self) -> (usize, usize, usize) {
         let ports = self.list();
         let checked = ports.iter().filter(|p| p.check.is_some()).count();

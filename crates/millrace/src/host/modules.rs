@@ -1,5 +1,5 @@
-//! Modules of the VMs that have them: each VM's with its process, the service its guest connects to, and
-//! perhaps a Unix socket.
+//! Modules of the VMs that have them: each VM's with its process, the service its guest connects
+//! to, and perhaps a Unix socket.
 //!
 //! They begin behind the ports: compiling takes seconds, and happens again after an upgrade, while
 //! guests wait for their disks. Connections that come meanwhile wait, a bounded number of them.
@@ -120,8 +120,8 @@ fn listed(config: &Config, vm: &str) -> Option<Vec<modules::ModuleConfig>> {
     Some(all.into_iter().map(module).collect())
 }
 
-/// Whether only root of the guest reaches them over vsock. Where requests come by memory alone, whoever may
-/// open that may ask.
+/// Whether only root of the guest reaches them over vsock. Where requests come by memory alone,
+/// whoever may open that may ask.
 fn privileged(used: &config::VmModulesConfig) -> bool {
     !used.guest_users && !used.ring.as_ref().is_some_and(|ring| ring.required)
 }

@@ -39,7 +39,8 @@ fn end_session(live: &Live) -> Detached {
 }
 
 impl Host {
-    /// Forgets a port that is not listed any more, and what its VM had for having ports if it was the last.
+    /// Forgets a port that is not listed any more, and what its VM had for having ports if it was
+    /// the last.
     pub(super) fn forget_port(&self, change: &mut Change, vm: &str, port: &str) {
         if !self.list().iter().any(|port| port.vm == vm) {
             self.pipes.leave(vm);

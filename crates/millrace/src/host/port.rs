@@ -158,7 +158,8 @@ impl Live {
         server.as_ref().map(PortServer::status)
     }
 
-    /// The connected front end: the how manieth, and the memory that it shares. None when there is none.
+    /// The connected front end: the how manieth, and the memory that it shares. None when there is
+    /// none.
     pub fn session(&self) -> Option<(u64, Arc<[SharedRegion]>)> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let server = server.as_ref()?;

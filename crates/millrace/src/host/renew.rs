@@ -1,10 +1,10 @@
 //! Workers that panicked are made anew, with all ports that they served.
 //!
-//! A panic is a bug of ours. Its worker is gone: a switch with all its ports, a vsock domain, a disk's queue.
-//! Each port goes the way that it goes over a restart of the daemon: its session is put down and taken up
-//! again, from the holder if there is one; without one its VMM sees a disconnect, and connects again.
-//! What panics again and again is left after [`MAX_RENEWALS`] times in a minute: its ports are shown as
-//! broken then, until somebody starts them.
+//! A panic is a bug of ours. Its worker is gone: a switch with all its ports, a vsock domain, a
+//! disk's queue. Each port goes the way that it goes over a restart of the daemon: its session is
+//! put down and taken up again, from the holder if there is one; without one its VMM sees a
+//! disconnect, and connects again. What panics again and again is left after [`MAX_RENEWALS`] times
+//! in a minute: its ports are shown as broken then, until somebody starts them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::Receiver;
@@ -198,8 +198,9 @@ impl Host {
         Ok(())
     }
 
-    /// Ends the session of a port whose worker is gone; the holder keeps it for the next one. The port that
-    /// is listed meanwhile, and the device where that has what cannot be opened again: the memory of a disk.
+    /// Ends the session of a port whose worker is gone; the holder keeps it for the next one. The
+    /// port that is listed meanwhile, and the device where that has what cannot be opened again:
+    /// the memory of a disk.
     fn put_down(&self, change: &mut Change, port: Arc<Port>) -> (Arc<Port>, Option<Engine>) {
         let (vm, config) = (&port.vm, &port.config);
         let mut kept = None;

@@ -1,12 +1,12 @@
-//! Which addresses a VM's packets may reach past the switch: those of the members of its trust domain's
-//! channels, now and in the past. Pipes ask, channels tell.
+//! Which addresses a VM's packets may reach past the switch: those of the members of its trust
+//! domain's channels, now and in the past. Pipes ask, channels tell.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Addresses of former members that are kept apart, of each domain. Of what is older the latest end counts
-/// for all addresses.
+/// Addresses of former members that are kept apart, of each domain. Of what is older the latest end
+/// counts for all addresses.
 const MAX_ENDED: usize = 1024;
 
 /// The addresses of one domain.

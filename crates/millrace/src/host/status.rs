@@ -272,8 +272,8 @@ fn vsock_status(config: &VsockConfig, engine: Option<&Engine>) -> VsockStatus {
     VsockStatus { cid: config.cid, path: config.path.clone(), open_connections }
 }
 
-/// The counters of a disk's queues up to the last one that runs, or ran: disks offer more queues than most
-/// VMMs set up.
+/// The counters of a disk's queues up to the last one that runs, or ran: disks offer more queues
+/// than most VMMs set up.
 fn shown_queues(all: &[Arc<QueueStats>], states: &[QueueStatus]) -> Vec<Arc<QueueStats>> {
     let is_used = |index: usize| {
         let stats = &all[index];

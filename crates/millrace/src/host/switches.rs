@@ -49,8 +49,8 @@ pub struct SwitchEntry {
 }
 
 impl SwitchEntry {
-    /// Has the uplink take what a port takes that is about to come. The port works without that, but for
-    /// long packets from the host.
+    /// Has the uplink take what a port takes that is about to come. The port works without that,
+    /// but for long packets from the host.
     pub fn fit_uplink(&self, config: &Config, mtu: u16) {
         let (Some((tap, _)), switch) = (&self.uplink, self.switch.name()) else { return };
         // The first of such ports is told of what it meets, not each.

@@ -1,5 +1,5 @@
-//! Front ends of ports that were not started: they are turned away at once, and the log says why. Without
-//! this a VMM finds no socket, and libvirt waits for it without a word.
+//! Front ends of ports that were not started: they are turned away at once, and the log says why.
+//! Without this a VMM finds no socket, and libvirt waits for it without a word.
 //!
 //! One thread listens for all such ports.
 
@@ -17,7 +17,8 @@ use rustix::net::SocketFlags;
 /// Front ends that wait while another one of their port was just turned away.
 const BACKLOG: i32 = 8;
 
-/// Between two front ends of a port: one that comes again at once keeps neither its VMM nor us busy.
+/// Between two front ends of a port: one that comes again at once keeps neither its VMM nor us
+/// busy.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Between two lines in the log for a port.
@@ -68,7 +69,8 @@ impl TurnedAway {
         Ok(Self(shared))
     }
 
-    /// Listens for a port that was not started. Nothing where the VMM listens, or the socket cannot be made.
+    /// Listens for a port that was not started. Nothing where the VMM listens, or the socket cannot
+    /// be made.
     pub fn listen(
         &self,
         name: &str,

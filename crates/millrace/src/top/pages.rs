@@ -83,7 +83,8 @@ impl Page {
     }
 }
 
-/// The rows in the wanted order; equal ones stay as the daemon lists them, so that they do not jump.
+/// The rows in the wanted order; equal ones stay as the daemon lists them, so that they do not
+/// jump.
 fn ordered<T>(
     rows: &[T],
     sort: Sort,

@@ -130,8 +130,8 @@ impl Times {
         }
     }
 
-    /// The time below which `share` (0 to 1) of the requests lie, as if they were spread evenly over
-    /// their bucket; none without requests.
+    /// The time below which `share` (0 to 1) of the requests lie, as if they were spread evenly
+    /// over their bucket; none without requests.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
         let total: u64 = self.0.values().sum();
         let want = total as f64 * share;

@@ -80,8 +80,8 @@ pub struct VmView {
     pub bytes_per_s: f64,
     /// Requests per second of its disks.
     pub requests_per_s: f64,
-    /// Time it was held back by its weight, as a part of the interval; of several sidecores together
-    /// it can be more than 1.
+    /// Time it was held back by its weight, as a part of the interval; of several sidecores
+    /// together it can be more than 1.
     pub held_by_weight_share: f64,
     /// As before, at its ceiling.
     pub held_by_ceiling_share: f64,

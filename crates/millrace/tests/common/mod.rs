@@ -32,9 +32,9 @@ pub mod net_guest;
 #[path = "strace.rs"]
 pub mod strace;
 
-/// A switch with a port of each of two VMs, and a disk in memory of the second: what the front end of
-/// the benchmarks drives. A `[sidecore]` table goes before it. Receivers are waited for as long as can
-/// be: a driver that a busy machine keeps from its CPU is not one that stalls.
+/// A switch with a port of each of two VMs, and a disk in memory of the second: what the front end
+/// of the benchmarks drives. A `[sidecore]` table goes before it. Receivers are waited for as long
+/// as can be: a driver that a busy machine keeps from its CPU is not one that stalls.
 pub const TWO_VMS: &str = "
 [[switch]]
 name='lan'

@@ -47,8 +47,8 @@ impl Strace {
         self.child.wait().unwrap();
         let text = std::fs::read_to_string(&self.summary).unwrap();
         let total = text.lines().rev().find(|line| line.ends_with("total"));
-        // "100.00    1.23        10      1234        5 total": calls are the fourth column. No line:
-        // there was no call.
+        // "100.00    1.23        10      1234        5 total": calls are the fourth column. No
+        // line: there was no call.
         let calls =
             total.map_or(0, |total| total.split_whitespace().nth(3).unwrap().parse().unwrap());
         (calls, text)

@@ -88,8 +88,8 @@ fn what_was_answered_before_a_copy_is_in_it_and_requests_go_on() {
     assert_eq!(world.modules.stats()[0].stopped, 0);
 }
 
-/// Holds the files, asks for something meanwhile, and goes on. None: the machine was so busy that the time of
-/// a hold was over.
+/// Holds the files, asks for something meanwhile, and goes on. None: the machine was so busy that
+/// the time of a hold was over.
 fn held(world: &World, client: &mut Client, seq: u64) -> Option<()> {
     let nothing = Written::Extents(Vec::new());
     let step = |step| world.modules.copy_step("a", step);

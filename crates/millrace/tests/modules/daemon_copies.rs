@@ -1,5 +1,5 @@
-//! Copies by a real daemon and its command: taken while the module serves, checked, put in place; modules
-//! that are drained and resumed.
+//! Copies by a real daemon and its command: taken while the module serves, checked, put in place;
+//! modules that are drained and resumed.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -249,7 +249,8 @@ fn a_copy_whose_daemon_dies_is_not_taken_for_a_whole_one() {
         .unwrap();
     let mut taken = command.stdout.take().unwrap();
     taken.read_exact(&mut [0]).unwrap();
-    // Nobody takes the rest, and the daemon waits with it. Meanwhile there is one copy and no other.
+    // Nobody takes the rest, and the daemon waits with it. Meanwhile there is one copy and no
+    // other.
     refused(&place, "a copy of VM db is being taken", &["backup", "db", "a", "-o", &file]);
     refused(&place, "a copy of VM db is being taken", &["restore", "db", "a", "/dev/null"]);
     assert_eq!(len(&mut first, 151), 15_000_150);

@@ -1,5 +1,5 @@
-//! Processes of modules, as the daemon starts them: real processes, real confinement, modules written for
-//! the test.
+//! Processes of modules, as the daemon starts them: real processes, real confinement, modules
+//! written for the test.
 #![allow(clippy::unwrap_used, non_snake_case)]
 
 mod calls;

@@ -189,7 +189,8 @@ fn a_killed_process_gives_its_clients_other_rings() {
     assert_eq!(client.ask(1, b"l"), 6u64.to_le_bytes());
 }
 
-/// A client that has not noticed yet that its connection is gone, and a slot that is somebody else's by now.
+/// A client that has not noticed yet that its connection is gone, and a slot that is somebody
+/// else's by now.
 #[test]
 fn what_is_left_of_another_connection_is_never_done() {
     let world = World::by_ring();

@@ -13,10 +13,11 @@ use sha2::{Digest, Sha256};
 
 use crate::client::{Client, hello};
 
-/// Answers each request with what it was asked, after doing what its first byte says:
-/// `s` spins, `t` traps, `g` takes memory until it gets no more, `r` calls itself for ever, `n` answers
-/// nothing, `d` appends the body to a file and answers once that is durable, `l` reads that file's length, `p` its first 16 bytes, `f` the names of all files,
-/// `m` answers with how many pages it got; `x` answers twice; `e` returns an error.
+/// Answers each request with what it was asked, after doing what its first byte says: `s` spins,
+/// `t` traps, `g` takes memory until it gets no more, `r` calls itself for ever, `n` answers
+/// nothing, `d` appends the body to a file and answers once that is durable, `l` reads that file's
+/// length, `p` its first 16 bytes, `f` the names of all files, `m` answers with how many pages it
+/// got; `x` answers twice; `e` returns an error.
 pub const MODULE: &str = include_str!("module.wat");
 
 pub struct World {
@@ -168,8 +169,8 @@ impl World {
         Client::new(ours)
     }
 
-    /// A client of a module. As every client must, it connects again if the process ends before it is
-    /// welcomed.
+    /// A client of a module. As every client must, it connects again if the process ends before it
+    /// is welcomed.
     pub fn client(&self, id: u8, module: &str) -> Client {
         loop {
             let mut client = self.connect();

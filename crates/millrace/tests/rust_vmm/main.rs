@@ -1,5 +1,5 @@
-//! The front end of Cloud Hypervisor and Firecracker (crate `vhost`) on the real daemon: every device
-//! in every order of messages that VMMs use.
+//! The front end of Cloud Hypervisor and Firecracker (crate `vhost`) on the real daemon: every
+//! device in every order of messages that VMMs use.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]

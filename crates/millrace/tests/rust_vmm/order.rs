@@ -1,7 +1,7 @@
 //! The order in which VMMs of this field send their messages, each as a table.
 //!
-//! Read from their sources of summer 2026: Cloud Hypervisor's `vhost_user/vu_common_ctrl.rs`, `blk.rs`,
-//! `net.rs` and `generic_vhost_user.rs`, Firecracker's `virtio/vhost_user.rs`, crosvm's
+//! Read from their sources of summer 2026: Cloud Hypervisor's `vhost_user/vu_common_ctrl.rs`,
+//! `blk.rs`, `net.rs` and `generic_vhost_user.rs`, Firecracker's `virtio/vhost_user.rs`, crosvm's
 //! `vhost_user_frontend/mod.rs`, Dragonball's `vhost_user/connection.rs`, `block.rs` and `net.rs`,
 //! libkrun's `vhost_user/device.rs`. None of them sends `SET_STATUS` or `RESET_DEVICE`.
 

@@ -32,7 +32,8 @@ const NET_FEATURES: u64 = 1 << 5 | 1 << 16;
 /// `VIRTIO_BLK_T_FLUSH`.
 const FLUSH: u32 = 4;
 
-/// A daemon's ports for all of it, with MODE of the sockets and WHOLE network devices. Receivers are waited for as long as can be.
+/// A daemon's ports for all of it, with MODE of the sockets and WHOLE network devices. Receivers
+/// are waited for as long as can be.
 pub const CONFIG: &str = "
 [[switch]]
 name='lan'

@@ -49,8 +49,8 @@ pub fn wait_readable(fd: RawFd, what: &str) {
     assert_eq!(ready, 1, "waited in vain: {what}");
 }
 
-/// Ends a connection when it is dropped, or when an answer does not come: the front end itself waits
-/// for ever.
+/// Ends a connection when it is dropped, or when an answer does not come: the front end itself
+/// waits for ever.
 struct Watch {
     alive: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,

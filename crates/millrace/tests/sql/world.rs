@@ -1,4 +1,5 @@
-//! A daemon with the module `sql`, a relay, and Debian's MariaDB with its own engine FederatedX, on this machine.
+//! A daemon with the module `sql`, a relay, and Debian's MariaDB with its own engine FederatedX, on
+//! this machine.
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -66,7 +67,8 @@ impl World {
         Self { place, daemon, address, stop: Some(stop), relay }
     }
 
-    /// A connection to the module; as every program must, it connects again while there is no process.
+    /// A connection to the module; as every program must, it connects again while there is no
+    /// process.
     pub fn connect(&self, database: &str) -> MySql {
         let begin = Instant::now();
         loop {

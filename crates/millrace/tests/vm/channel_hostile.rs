@@ -1,5 +1,5 @@
-//! A member that writes what no member writes: garbage in its directory, links, rings and slots, while
-//! real packets go through them. Only its own traffic suffers.
+//! A member that writes what no member writes: garbage in its directory, links, rings and slots,
+//! while real packets go through them. Only its own traffic suffers.
 
 use std::fs::{self, File};
 use std::mem::size_of;
@@ -166,7 +166,8 @@ fn join_anew(world: &World, vm: &str, guest: &Guest) -> bool {
 const LEAST_MEMBERSHIPS: u64 = 2;
 const LEAST_WRITES: u64 = 501;
 
-/// Until the time is over, or the member has ruined itself. Returns memberships and garbage written.
+/// Until the time is over, or the member has ruined itself. Returns memberships and garbage
+/// written.
 fn be_hostile(world: &World, guest: &Guest, until: Instant) -> (u64, u64) {
     let (mut memberships, mut writes, mut random) = (0, 0, Seeded::new(SEED));
     while Instant::now() < until || memberships < LEAST_MEMBERSHIPS || writes < LEAST_WRITES {
@@ -190,7 +191,8 @@ fn be_hostile(world: &World, guest: &Guest, until: Instant) -> (u64, u64) {
 #[allow(non_snake_case)]
 fn abuse_I_a_hostile_member_spoils_only_its_own_traffic() {
     let _alone = alone();
-    // QEMU 7.2, emulating two CPUs, has hung and ended by itself here: not where each change is tested.
+    // QEMU 7.2, emulating two CPUs, has hung and ended by itself here: not where each change is
+    // tested.
     let soak = std::env::var_os("MILLRACE_SOAK").is_some();
     let machines = [
         Machine::new("a", KernelChoice::V6_1, 1),
@@ -239,8 +241,8 @@ fn abuse_I_a_hostile_member_spoils_only_its_own_traffic() {
     assert!(log.contains("its link ends"), "nothing was refused");
 }
 
-/// A guest leaves, and its modules go, while its peer is stopped with pages of it in use. The host's half is a
-/// test of the crate channel.
+/// A guest leaves, and its modules go, while its peer is stopped with pages of it in use. The
+/// host's half is a test of the crate channel.
 #[test]
 #[ignore = "a minute, most of it the host's patience with a silent peer: make soak"]
 #[allow(non_snake_case)]

@@ -1,5 +1,5 @@
-//! A VM moves to another host and back, and its connections with it: off the channel before, onto it
-//! again where its peer is.
+//! A VM moves to another host and back, and its connections with it: off the channel before, onto
+//! it again where its peer is.
 
 use lab::{Daemon, Guest, KernelChoice};
 use serde_json::json;

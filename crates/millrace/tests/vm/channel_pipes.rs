@@ -1,5 +1,5 @@
-//! A VM with pipes and channels: what a pipe has shifted stays off the channel, and what may be on the
-//! channel is not piped.
+//! A VM with pipes and channels: what a pipe has shifted stays off the channel, and what may be on
+//! the channel is not piped.
 
 use lab::{Disk, Guest, KernelChoice, Lab, Running, Vsock};
 
@@ -48,7 +48,8 @@ impl World {
         self.daemon.metric_sum("millrace_pipe_ended_total", &labels).unwrap()
     }
 
-    /// Reasons of pipes that began and ended while `work` ran: complete, and not piped for a channel.
+    /// Reasons of pipes that began and ended while `work` ran: complete, and not piped for a
+    /// channel.
     fn reasons(&self, work: impl FnOnce()) -> (f64, f64) {
         let now = || (self.ended("complete"), self.ended("on_channel"));
         let before = now();
@@ -101,7 +102,8 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// A round of a shifted connection, which stays off the channel at both ends, and takes another pipe.
+/// A round of a shifted connection, which stays off the channel at both ends, and takes another
+/// pipe.
 fn stays(world: &World, [a, b]: [&Guest; 2], connection: &mut Connection<'_>) {
     let excluded = || [count(a, "excluded"), count(b, "excluded")];
     let before = excluded();
@@ -142,7 +144,8 @@ fn pipes_and_channels_leave_each_others_connections_alone() {
     let mut late = Connection::open(&guests, 7003);
     goes_by_channel(both[0], || assert_eq!(world.reasons(|| late.round()).0, 0.0));
 
-    // It goes: the switch has not seen everything of that which was on the channel, but of a new one.
+    // It goes: the switch has not seen everything of that which was on the channel, but of a new
+    // one.
     world.command("b", "leave");
     assert_eq!(world.reasons(|| shifted.round()), (1.0, 0.0));
     assert_eq!(world.reasons(|| unused.round()), (0.0, 1.0));

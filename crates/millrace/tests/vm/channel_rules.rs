@@ -1,5 +1,5 @@
-//! Channels under packet filters, spoofed neighbours and QUIC: what holds on the ordinary way holds on
-//! them.
+//! Channels under packet filters, spoofed neighbours and QUIC: what holds on the ordinary way holds
+//! on them.
 
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ fn round_trips(from: &Guest, kind: &str, to: &str) -> (u64, u64) {
     (trips, count(from, "taken") - before)
 }
 
-/// More than 20 round trips come back, all in all, and as many packets go by the channel for them: an answer
-/// that is late, or lost, may be what ends one run of them.
+/// More than 20 round trips come back, all in all, and as many packets go by the channel for them:
+/// an answer that is late, or lost, may be what ends one run of them.
 #[track_caller]
 fn goes_by_channel(from: &Guest, kind: &str, to: &str) {
     let (mut trips, mut taken) = (0, 0);
@@ -102,7 +102,8 @@ fn rules_of_either_guest_act_on_a_channel() {
     goes_by_channel(a, "tcp", &format!("{to}:7777"));
     set_rules(a, "nat", "output -100: ip daddr 10.0.0.99 dnat ip to 10.0.0.2");
     goes_by_channel(a, "tcp", "10.0.0.99");
-    // An address that the host does not know to be ours goes the ordinary way until it has learned it.
+    // An address that the host does not know to be ours goes the ordinary way until it has learned
+    // it.
     a.sh("ip addr add 10.0.0.77/32 dev eth0").unwrap();
     set_rules(a, "nat", "postrouting 100: snat ip to 10.0.0.77");
     until("packets with another address come back", || round_trips(a, "tcp", &to).0 > 20);

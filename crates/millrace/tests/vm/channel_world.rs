@@ -16,8 +16,8 @@ pub struct Machine {
 }
 
 /// Pairs of queues of a guest's network card: one for each CPU with `MILLRACE_QUEUES=1`, else one.
-/// With more than one, guests of QEMU 7.2 hang in every second or third run, as `lab::Guest` explains,
-/// so that takes a newer QEMU, by `MILLRACE_QEMU`.
+/// With more than one, guests of QEMU 7.2 hang in every second or third run, as `lab::Guest`
+/// explains, so that takes a newer QEMU, by `MILLRACE_QEMU`.
 fn queue_pairs(machine: &Machine) -> u16 {
     match std::env::var_os("MILLRACE_QUEUES") {
         Some(_) => machine.vcpus as u16,
@@ -47,9 +47,10 @@ pub fn recipe() -> ImageBuilder {
 /// nobody uses. What packets meet stays as it was.
 ///
 /// Linux patches these calls in and out of its code (`nf_hooks_needed`) with the first and the last
-/// filter of all namespaces. Until 8.1, QEMU that emulates several CPUs may keep its translation of an
-/// int3 which is there for the time of the patch (its `deba78709ae8` mends it), and the guest's kernel
-/// dies of it: about once in 20 loads of our modules under load, and as often of `nft` without them.
+/// filter of all namespaces. Until 8.1, QEMU that emulates several CPUs may keep its translation of
+/// an int3 which is there for the time of the patch (its `deba78709ae8` mends it), and the guest's
+/// kernel dies of it: about once in 20 loads of our modules under load, and as often of `nft`
+/// without them.
 fn hold_hooks(guest: &Guest) {
     let chain = |hook: &str| format!("chain {hook} {{ type filter hook {hook} priority 0; }};");
     let chains: String = ["output", "postrouting"].map(chain).concat();

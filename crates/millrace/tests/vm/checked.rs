@@ -1,6 +1,6 @@
-//! Random checked operations on disks whose daemon is killed again and again: no wrong byte, not in the
-//! guest and not in the image. `lab/fsx` does the operations in the guest. `make soak` runs every format
-//! with every file system.
+//! Random checked operations on disks whose daemon is killed again and again: no wrong byte, not in
+//! the guest and not in the image. `lab/fsx` does the operations in the guest. `make soak` runs
+//! every format with every file system.
 
 #![allow(non_snake_case)]
 
@@ -19,7 +19,8 @@ use crate::common::{LONG, MIB, READY, beside_others, boot, daemon};
 const DISK_BYTES: u64 = 384 * MIB;
 /// Longest pause between a kill and the next start.
 const AWAY_MS: u32 = 300;
-/// Every third kill, on average, is followed by another while the new daemon still takes up its sessions.
+/// Every third kill, on average, is followed by another while the new daemon still takes up its
+/// sessions.
 const AGAIN_ONE_IN: u32 = 3;
 /// Longest time until that second kill.
 const AGAIN_MS: u32 = 50;
@@ -78,7 +79,8 @@ fn text(path: &Path) -> &str {
 }
 
 impl Case {
-    /// Cluster size: small with two CPUs, so that tables fill and new ones are allocated all the time.
+    /// Cluster size: small with two CPUs, so that tables fill and new ones are allocated all the
+    /// time.
     fn cluster_bytes(self) -> u32 {
         if self.vcpus > 1 { 4096 } else { 65536 }
     }
@@ -103,7 +105,8 @@ impl Case {
         (image, backing)
     }
 
-    /// Makes the backing file: full of a pattern of its own, below a file system if the case has one.
+    /// Makes the backing file: full of a pattern of its own, below a file system if the case has
+    /// one.
     fn make_backing(self, folder: &Path) -> PathBuf {
         let raw = folder.join("base.raw");
         lab_fsx::backing::fill(&raw, DISK_BYTES).unwrap();
@@ -140,13 +143,15 @@ impl Case {
         let image = image.module("ext4").module("xfs");
         let builder = Guest::builder("a").memory_mb(192).vcpus(self.vcpus.into());
         let [guest] = boot(lab, [builder.image(image).disk(disk)]);
-        // Nobody has said how many queues there are: the daemon offers as many as QEMU asks for by itself.
+        // Nobody has said how many queues there are: the daemon offers as many as QEMU asks for by
+        // itself.
         assert_eq!(guest.sh("ls /sys/block/vda/mq | wc -l").unwrap(), self.vcpus.to_string());
         (daemon, guest)
     }
 
-    /// Makes the file system, unless the backing file has it, and mounts it. Nothing but a busy chapter's
-    /// operations asks for a flush in the first minute: by itself ext4 would every five seconds.
+    /// Makes the file system, unless the backing file has it, and mounts it. Nothing but a busy
+    /// chapter's operations asks for a flush in the first minute: by itself ext4 would every five
+    /// seconds.
     fn mount(self, guest: &Guest) {
         let has_backing = matches!(self.format, Format::Qcow2OnRaw | Format::Qcow2OnQcow2);
         let (make, mount) = match self.on {

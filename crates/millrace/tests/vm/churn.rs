@@ -1,6 +1,6 @@
-//! A web server under load whose files change all the time: replaced by rename, rewritten in place, cut
-//! and made longer again. What a client gets was in the file that it asked for, at that place, at some
-//! moment between its question and the answer's end.
+//! A web server under load whose files change all the time: replaced by rename, rewritten in place,
+//! cut and made longer again. What a client gets was in the file that it asked for, at that place,
+//! at some moment between its question and the answer's end.
 
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
@@ -40,8 +40,8 @@ struct Changing {
     begun: AtomicU64,
     /// The version that the whole file had, at least.
     done: AtomicU64,
-    /// The version whose writer has come to where lazy clients are to read on: while a truncated file is
-    /// short, others when they have it all.
+    /// The version whose writer has come to where lazy clients are to read on: while a truncated
+    /// file is short, others when they have it all.
     read_on: AtomicU64,
     /// Milliseconds.
     longest: AtomicU64,
@@ -248,7 +248,8 @@ fn churn(world: &World, files: &[Changing], clients: usize, load: &Load) -> Stri
         let others = scope.spawn(read_others);
         let told = wrk(world, load);
         drop(ends);
-        // First all ends are awaited, then the failures come: whoever looks for one sees all of them.
+        // First all ends are awaited, then the failures come: whoever looks for one sees all of
+        // them.
         let got: Vec<_> = readers
             .into_iter()
             .map(|(kind, is_lazy, reader)| (kind, is_lazy, reader.join()))

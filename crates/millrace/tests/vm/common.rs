@@ -18,14 +18,14 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Who has the machine.
 static MACHINE: RwLock<()> = RwLock::new(());
 
-/// For tests that have it for themselves: they look at what all of it does, or have a guest for each of
-/// two cores.
+/// For tests that have it for themselves: they look at what all of it does, or have a guest for
+/// each of two cores.
 pub fn alone() -> RwLockWriteGuard<'static, ()> {
     MACHINE.write().unwrap_or_else(|e| e.into_inner())
 }
 
-/// For tests with one guest at work: as many of them at a time as the test runner has threads, one a core. Each
-/// has a lab of its own, with its network, folder and daemon.
+/// For tests with one guest at work: as many of them at a time as the test runner has threads, one
+/// a core. Each has a lab of its own, with its network, folder and daemon.
 pub fn beside_others() -> RwLockReadGuard<'static, ()> {
     MACHINE.read().unwrap_or_else(|e| e.into_inner())
 }

@@ -1,5 +1,5 @@
-//! What cannot be piped goes by the ordinary system call, every byte of it, and the reason is told; and
-//! pipes that are disturbed under way.
+//! What cannot be piped goes by the ordinary system call, every byte of it, and the reason is told;
+//! and pipes that are disturbed under way.
 
 use std::net::{Shutdown, TcpListener};
 use std::time::{Duration, Instant};
@@ -177,7 +177,8 @@ fn closing_connections(world: &World) {
     told(program, 0, LEN_BYTES, Reason::NotEstablished);
     until("not counted", || world.refused("not_established") == 1.0);
 
-    // The switch knows that it was reset, and the guest not yet: its packet filter lets no reset in.
+    // The switch knows that it was reset, and the guest not yet: its packet filter lets no reset
+    // in.
     let filter = "table ip lossy {
         chain in { type filter hook input priority 0;
             tcp dport 7103 tcp flags & rst == rst counter drop
@@ -266,8 +267,8 @@ fn somebody_wants_to_write(world: &World) {
     writer.kill().unwrap();
 }
 
-/// The peer reads nothing, and the writer gets its turn all the same: what is on its way is copied. The
-/// connection goes on behind it.
+/// The peer reads nothing, and the writer gets its turn all the same: what is on its way is copied.
+/// The connection goes on behind it.
 fn a_writer_does_not_wait_for_a_reader(world: &World) {
     sh(&world.guest, &format!("agent fill /mnt/other {LONG_BYTES}"));
     let server = listening(&world.guest, "mrpipe -l 7000 -b -r -n 2 /mnt/other");

@@ -76,7 +76,8 @@ fn unprivileged_ports(world: &World) {
     fails(world, &format!("{USER} {}", relay(0)), reset);
     fails(world, &relay(1024), reset);
     assert_eq!(refused(), 2.0);
-    // V8: root may give a low port to others, and they do not know the VM's secret. The agent stays.
+    // V8: root may give a low port to others, and they do not know the VM's secret. The agent
+    // stays.
     let unproved = || world.count("srv", "unproved");
     assert_eq!(unproved(), 0.0);
     fails(world, &format!("{USER} cat {}", guest_abi::pipe::SECRET_PATH), "Permission denied");

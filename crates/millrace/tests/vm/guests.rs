@@ -1,4 +1,5 @@
-//! Pipes into connections between two VMs of one daemon: client and server have clocks of their own.
+//! Pipes into connections between two VMs of one daemon: client and server have clocks of their
+//! own.
 
 use crate::common::{GIB, LONG, MIB, alone};
 use crate::pipe_world::{Machine, World, agent, boot, listening, recipe, report, sh};

@@ -1,4 +1,5 @@
-//! An idle VM moves to another host: the network hears where it is now, though its guest says nothing.
+//! An idle VM moves to another host: the network hears where it is now, though its guest says
+//! nothing.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};

@@ -1,5 +1,5 @@
-//! Copies of a database's tables, taken while it works and put in another VM's place; and a store that is
-//! drained under load.
+//! Copies of a database's tables, taken while it works and put in another VM's place; and a store
+//! that is drained under load.
 
 use std::path::Path;
 
@@ -29,8 +29,8 @@ fn tell(daemon: &Daemon, vm: &str, what: &str) -> Value {
         .take()
 }
 
-/// Copies of one VM's tables are whole in the other one, whenever they are taken; and the first one goes on after
-/// its store was away.
+/// Copies of one VM's tables are whole in the other one, whenever they are taken; and the first one
+/// goes on after its store was away.
 pub fn go_from_one_to_the_other(daemon: &Daemon, from: &Guest, to: &Guest, dir: &Path) {
     make_accounts(from);
     make_accounts(to);

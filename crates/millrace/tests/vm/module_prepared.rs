@@ -1,4 +1,5 @@
-//! A copy of a database's tables in which transactions are prepared: who ends them, and how, once it is put back.
+//! A copy of a database's tables in which transactions are prepared: who ends them, and how, once
+//! it is put back.
 
 #![allow(non_snake_case)]
 
@@ -13,7 +14,8 @@ use crate::modules::{SMALL, guests_only, host, sql};
 const DATA: &str = "/data";
 /// With its binary log.
 const LOGGED: [&str; 3] = [SMALL, "--log-bin=log", "--binlog-format=row"];
-/// A commit waits for a replica, which never comes, when it is in the binary log and in no engine yet.
+/// A commit waits for a replica, which never comes, when it is in the binary log and in no engine
+/// yet.
 const HELD: &str = "SET GLOBAL rpl_semi_sync_master_wait_point = AFTER_SYNC; \
                     SET GLOBAL rpl_semi_sync_master_timeout = 3600000; \
                     SET GLOBAL rpl_semi_sync_master_enabled = ON";

@@ -1,5 +1,5 @@
-//! Databases in guests whose tables are in the host: Debian's MariaDB with the storage engine MILLRACE, over
-//! vsock, the store confined on the host.
+//! Databases in guests whose tables are in the host: Debian's MariaDB with the storage engine
+//! MILLRACE, over vsock, the store confined on the host.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,7 +20,8 @@ fn made(path: &str) -> PathBuf {
     path.canonicalize().unwrap()
 }
 
-/// A daemon with the table store for VMs of these names. The first one's is reached by memory alone.
+/// A daemon with the table store for VMs of these names. The first one's is reached by memory
+/// alone.
 pub fn host(lab: &Lab, state: &Path, names: &[&str]) -> Daemon {
     let wasm = made("modules/table.wasm");
     let (_, hash) = read_wasm("table", &wasm).unwrap();
@@ -83,7 +84,8 @@ fn guests<const N: usize>(
 ) -> [Guest; N] {
     let (server, guests) = guests_only(lab, daemon, state, names);
     for guest in &guests {
-        // The databases of InnoDB and the server's own files are in memory: what is durable is in the host.
+        // The databases of InnoDB and the server's own files are in memory: what is durable is in
+        // the host.
         server.start(guest, "/data", &[SMALL]).unwrap();
     }
     guests

@@ -1,5 +1,5 @@
-//! Pipes from files that somebody has open for writing: no lease is to be had, so the guest reads them over
-//! placeholders, and the bytes are taken where its disk is read.
+//! Pipes from files that somebody has open for writing: no lease is to be had, so the guest reads
+//! them over placeholders, and the bytes are taken where its disk is read.
 
 use guest_abi::Reason;
 use lab::Running;
@@ -100,7 +100,8 @@ fn a_file_that_is_open_for_writing_is_piped_on_xfs() {
     is_piped("xfs");
 }
 
-/// The file system's locks are not held while a peer does not read, nor by a daemon that was killed.
+/// The file system's locks are not held while a peer does not read, nor by a daemon that was
+/// killed.
 #[test]
 fn writers_wait_for_nobody() {
     let _beside = beside_others();

@@ -1,5 +1,5 @@
-//! Pipes of the other pairs: what comes over a connection goes to a file or to another connection, and a
-//! file to a file, without passing through the guest.
+//! Pipes of the other pairs: what comes over a connection goes to a file or to another connection,
+//! and a file to a file, without passing through the guest.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -233,7 +233,8 @@ fn a_proxy_passes_streams_on() {
     }
 }
 
-/// Uploads, a few at a time over one connection, through a network that loses, doubles and reorders.
+/// Uploads, a few at a time over one connection, through a network that loses, doubles and
+/// reorders.
 #[test]
 fn uploads_hold_through_a_bad_network() {
     let _beside = beside_others();
@@ -321,7 +322,8 @@ fn an_upload_ends_with_the_daemon() {
     world.daemon.restart().unwrap();
     let told: Value = server.wait(READY).unwrap().json().unwrap();
     println!("{told}");
-    // The call fails, or the one behind its first bytes does: before the connection was reset, or after.
+    // The call fails, or the one behind its first bytes does: before the connection was reset, or
+    // after.
     assert_eq!(told["whole"], false, "{told}");
     let refused = [Errno::IO, Errno::NOTCONN].map(Errno::raw_os_error);
     assert!(refused.iter().any(|errno| told["errno"] == *errno), "{told}");
@@ -344,8 +346,8 @@ fn unacked(stream: &TcpStream) -> i32 {
     len
 }
 
-/// The agent is killed when the last bytes of an upload have been acknowledged and are not in the file: the
-/// client must hear of it, by a reset.
+/// The agent is killed when the last bytes of an upload have been acknowledged and are not in the
+/// file: the client must hear of it, by a reset.
 #[test]
 fn bytes_that_were_acknowledged_are_not_lost_in_silence() {
     let _beside = beside_others();
@@ -409,8 +411,8 @@ fn is_cut_off(client: &mut Client, content: &mut Stream) {
     assert!(sum < 64 * MIB);
 }
 
-/// Its leases go with an agent, and others may write to its files: what a slow peer has not got by then it
-/// does not get from there.
+/// Its leases go with an agent, and others may write to its files: what a slow peer has not got by
+/// then it does not get from there.
 #[test]
 fn a_file_is_not_sent_on_without_its_lease() {
     let _beside = beside_others();

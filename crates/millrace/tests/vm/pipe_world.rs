@@ -1,5 +1,5 @@
-//! What tests of pipes share: VMs with disks of files and an agent, and a peer on the host that compares
-//! every byte.
+//! What tests of pipes share: VMs with disks of files and an agent, and a peer on the host that
+//! compares every byte.
 
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -277,8 +277,8 @@ pub fn fetch(address: &str, rounds: u64, len_bytes: u64) {
     }
 }
 
-/// What `mrpipe` says in the end: that it moved all of `len_bytes`, so much of it by pipes, and why not
-/// more.
+/// What `mrpipe` says in the end: that it moved all of `len_bytes`, so much of it by pipes, and why
+/// not more.
 pub fn report(server: Running<'_>, len_bytes: u64) -> (u64, Reason) {
     let report: Value = server.wait(READY).unwrap().json().unwrap();
     println!("{report}");

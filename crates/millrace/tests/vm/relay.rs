@@ -1,5 +1,5 @@
-//! A bad network between a bridge and a client's namespace: frames are lost, doubled and overtaken, as
-//! a seed says.
+//! A bad network between a bridge and a client's namespace: frames are lost, doubled and overtaken,
+//! as a seed says.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -55,8 +55,8 @@ fn is_in(state: &str, line: &str) -> bool {
     line.split_whitespace().nth(3) == Some(state)
 }
 
-/// While `count` twins of the VMs with these addresses are at work: there is nothing but them, and one
-/// way out.
+/// While `count` twins of the VMs with these addresses are at work: there is nothing but them, and
+/// one way out.
 pub fn are_alone(world: &World, vms: &[&str], count: usize) {
     const ESTABLISHED: &str = "01";
     const LISTEN: &str = "0A";
@@ -94,8 +94,8 @@ fn has_one_way_out(vms: &[&str]) {
     }
 }
 
-/// Nor could anything else that ran there: what is no twin's does not pass the switch. `pipe` is one of
-/// the VM with this address.
+/// Nor could anything else that ran there: what is no twin's does not pass the switch. `pipe` is
+/// one of the VM with this address.
 pub fn reach_nobody(world: &World, vm: &str, pipe: impl FnOnce()) {
     let listen = || {
         let listener = TcpListener::bind("10.0.0.254:0").unwrap();

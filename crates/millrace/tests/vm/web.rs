@@ -1,5 +1,5 @@
-//! What tests of web servers share: a VM with a server that has the preload shim, clients on the host
-//! that compare every byte, and a load.
+//! What tests of web servers share: a VM with a server that has the preload shim, clients on the
+//! host that compare every byte, and a load.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -20,7 +20,8 @@ const SERVER: &str = "10.0.0.1:80";
 /// Calls of fewer bytes the shim does not look at.
 const SHIM_BYTES: u64 = 65_536;
 
-/// Files by their length in bytes, which is their name and their seed. The shim pipes from 65,536 on.
+/// Files by their length in bytes, which is their name and their seed. The shim pipes from 65,536
+/// on.
 pub const SMALL: [u64; 3] = [4096, 20_000, 65_535];
 pub const LARGE: [u64; 5] = [65_536, 300_001, 1 << 20, 5_000_000, 16 << 20];
 
@@ -86,8 +87,8 @@ impl World {
         agent
     }
 
-    /// Starts a server with the shim, which pipes all that it looks at. (What pays under emulation is more
-    /// than most files have.)
+    /// Starts a server with the shim, which pipes all that it looks at. (What pays under emulation
+    /// is more than most files have.)
     pub fn serve(&self, command: &str, config: &str) -> Running<'_> {
         self.serve_from(SHIM_BYTES, command, config)
     }

@@ -10,9 +10,9 @@ use crate::stream::Stream;
 /// Bytes written at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Makes a file of `bytes` from a seed and waits until the disk has it. Memory does not keep it: what is
-/// in the guest's and not in the host's is not piped, and when the host needs its memory is not the
-/// guest's to know.
+/// Makes a file of `bytes` from a seed and waits until the disk has it. Memory does not keep it:
+/// what is in the guest's and not in the host's is not piped, and when the host needs its memory is
+/// not the guest's to know.
 ///
 /// # Errors
 /// The file cannot be made or written.
@@ -31,8 +31,8 @@ pub fn fill(path: &Path, bytes: u64, seed: u64) -> Result<(), AgentError> {
     dropped.map_err(|errno| AgentError::file("drop the pages of", path)(errno.into()))
 }
 
-/// Compares two files, each from an offset on and to its end. `cmp` takes a byte at a time: on an emulated CPU
-/// minutes for a GiB.
+/// Compares two files, each from an offset on and to its end. `cmp` takes a byte at a time: on an
+/// emulated CPU minutes for a GiB.
 ///
 /// # Errors
 /// They cannot be read; [`AgentError::Mismatch`] with the place of the first difference.

@@ -1,5 +1,5 @@
-//! Whether datagrams keep their order: numbered ones in bursts, and a count of those that came after
-//! a later one.
+//! Whether datagrams keep their order: numbered ones in bursts, and a count of those that came
+//! after a later one.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::thread::sleep;
@@ -20,7 +20,8 @@ const ENDS: u32 = 20;
 /// Without any datagram for so long the receiver gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends until `is_over`, which is asked before each burst. Returns `{"op": "order_send", "sent": …}`.
+/// Sends until `is_over`, which is asked before each burst. Returns `{"op": "order_send", "sent":
+/// …}`.
 ///
 /// # Errors
 /// Socket errors.
@@ -50,8 +51,8 @@ fn datagram(number: u32) -> [u8; 64] {
     datagram
 }
 
-/// Receives until the end. Returns `{"op": "order_recv", "received": …, "overtaken": …}`, the latter
-/// those that came after one with a higher number, or twice.
+/// Receives until the end. Returns `{"op": "order_recv", "received": …, "overtaken": …}`, the
+/// latter those that came after one with a higher number, or twice.
 ///
 /// # Errors
 /// Socket errors; nothing comes for a minute.

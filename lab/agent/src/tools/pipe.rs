@@ -1,8 +1,8 @@
 //! A program that asks the guest's agent for a pipe as no honest one would, or from a socket that
 //! cannot be piped to: what `mrpipe` does not do. It speaks to the agent without the library.
 //!
-//! One round of `mrpipe`'s: a line is read, then go a header line `MRPIPE 0 <bytes>`, the bytes of the
-//! file, and a trailer `END 0`. What is not piped goes by `sendfile(2)`, where that is allowed.
+//! One round of `mrpipe`'s: a line is read, then go a header line `MRPIPE 0 <bytes>`, the bytes of
+//! the file, and a trailer `END 0`. What is not piped goes by `sendfile(2)`, where that is allowed.
 
 use std::fs::File;
 use std::io::{Read, Write};

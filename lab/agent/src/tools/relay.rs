@@ -1,5 +1,5 @@
-//! A vsock connection from a port of one's choice, handed on to a TCP listener: so that a test on the
-//! host can say to the daemon whatever a guest can.
+//! A vsock connection from a port of one's choice, handed on to a TCP listener: so that a test on
+//! the host can say to the daemon whatever a guest can.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -12,8 +12,8 @@ use crate::AgentError;
 /// Bytes handed on at once: more than the longest message of any protocol here.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// Connects to `(cid, port)` from `own_port` (0: any), then to the listener, and hands bytes on until
-/// both sides have ended.
+/// Connects to `(cid, port)` from `own_port` (0: any), then to the listener, and hands bytes on
+/// until both sides have ended.
 ///
 /// # Errors
 /// One of the connections cannot be made.

@@ -162,7 +162,8 @@ pub fn tcp(
     Ok(report("tcp_rr", bytes, times, 0, start.elapsed()))
 }
 
-/// One datagram at a time, each `pause` after the last; an answer that does not come within a second is counted as lost.
+/// One datagram at a time, each `pause` after the last; an answer that does not come within a
+/// second is counted as lost.
 ///
 /// # Errors
 /// The socket fails.

@@ -1,9 +1,11 @@
-//! Runs a systemd unit's program as the unit says where there is no systemd: in guests, and on the lab's host.
+//! Runs a systemd unit's program as the unit says where there is no systemd: in guests, and on the
+//! lab's host.
 //!
-//! Theory of operation: what a unit denies its program is part of the program, and no test of the program alone
-//! sees it. Here the same kernel means are used for the same directives (systemd.exec(5)): the capability
-//! bounding set, resource limits and seccomp filters; then the program takes this process' place. A directive
-//! that is not known is an error, so that none is left out unnoticed.
+//! Theory of operation: what a unit denies its program is part of the program, and no test of the
+//! program alone sees it. Here the same kernel means are used for the same directives
+//! (systemd.exec(5)): the capability bounding set, resource limits and seccomp filters; then the
+//! program takes this process' place. A directive that is not known is an error, so that none is
+//! left out unnoticed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,8 +22,8 @@ mod unit;
 
 use unit::Unit;
 
-/// Becomes the program of a unit file, with what is dropped in, or another in its place; returns only on
-/// failure.
+/// Becomes the program of a unit file, with what is dropped in, or another in its place; returns
+/// only on failure.
 ///
 /// # Errors
 /// The unit is not understood, or the kernel refuses something.

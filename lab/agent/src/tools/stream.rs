@@ -145,8 +145,8 @@ pub fn udp(to: SocketAddr, time: Duration, bytes: usize) -> Result<Value, AgentE
     }))
 }
 
-/// Sends a number of datagrams, 1 to 100,000,000, that nobody answers, and tells what one takes: the
-/// median over chunks, so that what interrupts a few of them does not show.
+/// Sends a number of datagrams, 1 to 100,000,000, that nobody answers, and tells what one takes:
+/// the median over chunks, so that what interrupts a few of them does not show.
 ///
 /// # Errors
 /// The socket fails.

@@ -254,7 +254,8 @@ mod tests {
 
     #[test]
     fn tcp_by_its_command_line() {
-        // Other tests' ports are of another address: none gets this one before the receiver listens.
+        // Other tests' ports are of another address: none gets this one before the receiver
+        // listens.
         let at = TcpListener::bind("127.0.0.77:0").unwrap().local_addr().unwrap().to_string();
         let there = at.clone();
         let receiver = thread::spawn(move || run("recv", "tcp", "listen", &there, CONTENT));

@@ -25,8 +25,8 @@ pub struct Addresses {
     pub ips: Vec<IpAddr>,
 }
 
-/// What the config says first, which fits: learned ones must not push it out. Of those, link-local ones
-/// come last, since peers rarely use them.
+/// What the config says first, which fits: learned ones must not push it out. Of those, link-local
+/// ones come last, since peers rarely use them.
 pub fn gather(config: &ChannelConfig, nets: &[NetAddresses]) -> Addresses {
     let mut macs = config.macs.clone();
     macs.extend(nets.iter().filter_map(|net| net.mac));

@@ -15,14 +15,15 @@ use super::inbox::{Command, Inbox, Todo};
 use super::memory::{self, FileId};
 use crate::process::describe;
 
-/// First pause between two attempts to join: a QEMU that starts, or a peer that gives pages back, is
-/// there soon.
+/// First pause between two attempts to join: a QEMU that starts, or a peer that gives pages back,
+/// is there soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Longest pause: a monitor that never comes costs a connect every half minute.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// How often a member is looked at: nobody tells what a switch learns, nor that a monitor was closed.
+/// How often a member is looked at: nobody tells what a switch learns, nor that a monitor was
+/// closed.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 const NO_FRONT_END: &str = "no front end is connected";
@@ -162,8 +163,8 @@ impl Candidate {
         }
     }
 
-    /// Does what follows from how its ports are. Returns when to look again at the latest; none: when
-    /// something changes.
+    /// Does what follows from how its ports are. Returns when to look again at the latest; none:
+    /// when something changes.
     pub fn look(&mut self, inbox: &Inbox) -> Option<Duration> {
         let sessions = self.front.sessions();
         if self.has_changed(&sessions) {
@@ -180,8 +181,8 @@ impl Candidate {
         self.watch_end()
     }
 
-    /// Once it is no member, its addresses are nobody's. The end of a membership tells nobody: returns
-    /// when to look for it again.
+    /// Once it is no member, its addresses are nobody's. The end of a membership tells nobody:
+    /// returns when to look for it again.
     fn watch_end(&self) -> Option<Duration> {
         if self.membership().is_some() {
             return Some(LOOK_INTERVAL);

@@ -1,9 +1,10 @@
 //! Connections that pipes have shifted, kept off the channels.
 //!
-//! A shifted connection has to pass the switch for as long as it lives, and a connection to a member is not
-//! piped ([`Shortcuts`]). So what is to be kept off began before its peer was a member: who enters first
-//! shows its addresses, from when on no pipe begins with them, and then looks which connections with them
-//! there are. Both ends hear of these before they hear of each other.
+//! A shifted connection has to pass the switch for as long as it lives, and a connection to a
+//! member is not piped ([`Shortcuts`]). So what is to be kept off began before its peer was a
+//! member: who enters first shows its addresses, from when on no pipe begins with them, and then
+//! looks which connections with them there are. Both ends hear of these before they hear of each
+//! other.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,8 +29,8 @@ type Lists = BTreeMap<String, Vec<Flow>>;
 pub struct Excludes {
     shortcuts: Arc<Shortcuts>,
     bound: Box<Bound>,
-    /// What members keep off the channel, or are about to begin with. Held while one is told, so that its
-    /// latest list is the latest that was made.
+    /// What members keep off the channel, or are about to begin with. Held while one is told, so
+    /// that its latest list is the latest that was made.
     told: Mutex<Lists>,
 }
 
@@ -43,8 +44,8 @@ impl Excludes {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A VM is about to join with these addresses. Returns what it has to keep off from the beginning;
-    /// its peers do already.
+    /// A VM is about to join with these addresses. Returns what it has to keep off from the
+    /// beginning; its peers do already.
     pub fn join(
         &self,
         members: &dyn Members,
@@ -127,7 +128,8 @@ fn tell_more(members: &dyn Members, told: &mut Lists, lists: Lists) -> anyhow::R
     Ok(())
 }
 
-/// Waits until the member has heard it. One that is just joining cannot be told: who asks tries again.
+/// Waits until the member has heard it. One that is just joining cannot be told: who asks tries
+/// again.
 fn tell(
     members: &dyn Members,
     told: &mut Lists,

@@ -9,8 +9,8 @@ use control::sample::Metrics;
 
 use super::candidate::Vm;
 
-/// A VM as it stands: one line, and one more for each earlier run of it whose memory peers still have.
-/// The one of now comes last.
+/// A VM as it stands: one line, and one more for each earlier run of it whose memory peers still
+/// have. The one of now comes last.
 pub fn status(vm: &Vm, why: Option<String>, members: &[MemberInfo]) -> Vec<ChannelStatus> {
     let mut all: Vec<ChannelStatus> = members
         .iter()

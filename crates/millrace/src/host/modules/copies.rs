@@ -174,8 +174,8 @@ impl Modules {
 }
 
 impl OfVm {
-    /// The process ends for it, and begins with what is in place then; unless there is to be none. When that fails,
-    /// all is as it was, or the error says where the files from before are.
+    /// The process ends for it, and begins with what is in place then; unless there is to be none.
+    /// When that fails, all is as it was, or the error says where the files from before are.
     fn put_in_place(
         &self,
         mut received: Received,
@@ -234,8 +234,8 @@ fn put_back(received: &mut Received, place: &Put<'_>, modules: &VmModules) -> St
     }
 }
 
-/// Nobody else serves the files: this daemon's process has ended, and that of another one would have them
-/// locked.
+/// Nobody else serves the files: this daemon's process has ended, and that of another one would
+/// have them locked.
 fn exchange(received: &mut Received, place: &Put<'_>) -> Result<(), PlaneError> {
     let folder = place.state_dir.join(place.module);
     engine::private_folder(&folder).map_err(refused)?;

@@ -1,7 +1,8 @@
-//! Modules that are ended until somebody says otherwise, so that their folder can go to another host.
+//! Modules that are ended until somebody says otherwise, so that their folder can go to another
+//! host.
 //!
-//! A mark in the folder says so, beside the modules' own: a daemon that finds it starts no process, be it this
-//! one after a restart or that of the host where the folder went.
+//! A mark in the folder says so, beside the modules' own: a daemon that finds it starts no process,
+//! be it this one after a restart or that of the host where the folder went.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,5 @@
-//! The Unix socket at which programs of the host reach a VM's modules, as its guest does over vsock.
+//! The Unix socket at which programs of the host reach a VM's modules, as its guest does over
+//! vsock.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -24,8 +25,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path` for the owner only, and hands over what connects. A socket that nobody listens
-    /// on any more is replaced.
+    /// Listens at `path` for the owner only, and hands over what connects. A socket that nobody
+    /// listens on any more is replaced.
     pub fn start(vm: &str, path: &Path, sink: vsock::ServiceSink) -> Result<Self, SocketError> {
         let io = |what| move |source| SocketError::Io { what, source };
         let (socket, file) = socket::listen(path, 0o600, BACKLOG)?;

@@ -9,8 +9,8 @@ use control::plane::{LatencyStatus, ModuleCounts, ModuleState, ModuleStatus};
 use control::sample::Metrics;
 use modules::{ModuleStats, VmModules};
 
-/// How long counters are waited for, of all VMs together: a process tells those of its modules within half
-/// a second, and leaves out who is busy.
+/// How long counters are waited for, of all VMs together: a process tells those of its modules
+/// within half a second, and leaves out who is busy.
 pub const STATS_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// Where counters come.

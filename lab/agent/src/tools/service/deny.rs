@@ -30,7 +30,8 @@ pub fn capabilities(kept: &BTreeSet<u32>) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Filters of system calls, as systemd has them: one for each directive, and the strictest answer counts.
+/// Filters of system calls, as systemd has them: one for each directive, and the strictest answer
+/// counts.
 pub fn calls(unit: &Unit) -> Result<(), AgentError> {
     let families = rule(unit.families.iter().map(|n| condition(0, SeccompCmpOp::Ne, *n)).collect());
     apply([(libc::SYS_socket, vec![families?])].into(), libc::EAFNOSUPPORT)?;

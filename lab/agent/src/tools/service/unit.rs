@@ -26,8 +26,8 @@ const NAMESPACES: [(&str, i32); 7] = [
 ];
 const FAMILIES: [(&str, u64); 5] =
     [("AF_UNIX", 1), ("AF_INET", 2), ("AF_INET6", 10), ("AF_NETLINK", 16), ("AF_VSOCK", 40)];
-/// They deny a program nothing, or nothing that one could do without the calls and capabilities that
-/// others take.
+/// They deny a program nothing, or nothing that one could do without the calls and capabilities
+/// that others take.
 const ELSEWHERE: [&str; 24] = [
     "Group",
     "OOMPolicy",
