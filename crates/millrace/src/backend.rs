@@ -27,7 +27,7 @@ use crate::{exit, journal, log, process};
 /// Polling time without work, in microseconds: such a program has no CPU of its own.
 const SPIN_US: u32 = 20;
 
-/// The socket, as the conventions have it.
+/// Socket options of QEMU's conventions for back-end programs.
 #[derive(Debug, Args)]
 pub struct Convention {
     /// Listen on this Unix socket
@@ -45,7 +45,7 @@ pub struct Convention {
 #[derive(Debug, Parser)]
 #[command(name = "millrace-blk", version, about = "A vhost-user disk")]
 pub struct Blk {
-    /// Where.
+    /// Socket options.
     #[command(flatten)]
     convention: Convention,
     /// Image file or block device
@@ -85,7 +85,7 @@ enum ImageFormat {
 #[derive(Debug, Parser)]
 #[command(name = "millrace-net", version, about = "A vhost-user network port on a TAP interface")]
 pub struct Net {
-    /// Where.
+    /// Socket options.
     #[command(flatten)]
     convention: Convention,
     /// TAP interface; made when it is not there
@@ -103,7 +103,7 @@ pub struct Net {
 #[derive(Debug, Parser)]
 #[command(name = "millrace-vsock", version, about = "A vhost-user vsock port")]
 pub struct Vsock {
-    /// Where.
+    /// Socket options.
     #[command(flatten)]
     convention: Convention,
     /// The guest's context id
@@ -114,7 +114,7 @@ pub struct Vsock {
     uds_path: PathBuf,
 }
 
-/// What a program of this kind prints for `--print-capabilities` (QEMU's
+/// Answer to `--print-capabilities` of a program of this kind (QEMU's
 /// docs/interop/vhost-user.json).
 fn capabilities(kind: &str) -> &'static str {
     match kind {
@@ -220,13 +220,14 @@ pub fn run_vsock(args: &Vsock) -> u8 {
     })
 }
 
-/// What must live as long as the port.
+/// The owner of the port's worker, dropped after the port.
 enum Keep {
     Nothing,
     Domain(Domain),
 }
 
-/// The device's config has a place for a socket; here it comes from the command line.
+/// Endpoint without a socket: the device's config has a place for one, which here comes from the
+/// command line.
 fn no_endpoint() -> EndpointConfig {
     EndpointConfig { socket: PathBuf::new(), mode: SocketMode::Listen }
 }

@@ -12,7 +12,7 @@ use crate::backend;
 #[command(name = "millrace", version, about, after_help = AFTER_HELP)]
 #[command(arg_required_else_help = true, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// Command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -32,10 +32,10 @@ pub enum Command {
     Status(Listing),
     /// List ports
     Ports(Listing),
-    /// What the host moves for programs of VMs
+    /// Transfers that the host makes for programs of VMs
     #[command(subcommand)]
     Pipe(PipeCommand),
-    /// What VMs of one trust domain exchange through memory
+    /// Shared memory between VMs of one trust domain
     #[command(subcommand)]
     Channel(ChannelCommand),
     /// WebAssembly modules that serve programs of VMs
@@ -84,7 +84,7 @@ pub enum Command {
     VhostUserVsock(backend::Vsock),
 }
 
-/// Which config.
+/// Path of the config file.
 #[derive(Debug, Args)]
 pub struct ConfigFile {
     /// Config file, by default /etc/millrace/millrace.toml; drop-ins are read from the folder of
@@ -97,7 +97,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Its path, the default one where none was named.
+    /// Path of the config file; the default one where none was named.
     pub fn path(&self) -> PathBuf {
         let named = self.file.as_ref().or(self.config.as_ref());
         named.cloned().unwrap_or_else(|| DEFAULT_CONFIG.into())
@@ -132,7 +132,7 @@ pub struct Check {
     pub json: bool,
 }
 
-/// Where the daemon listens.
+/// Address of the daemon.
 #[derive(Debug, Args)]
 pub struct Socket {
     /// The daemon's control socket
@@ -147,7 +147,7 @@ fn default_socket() -> PathBuf {
 /// A listing.
 #[derive(Debug, Args)]
 pub struct Listing {
-    /// Where.
+    /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
     /// Print JSON
@@ -201,7 +201,7 @@ pub enum ModuleCommand {
 /// `module backup`.
 #[derive(Debug, Args)]
 pub struct ModuleBackup {
-    /// Which VM.
+    /// VM, and the daemon's control socket.
     #[command(flatten)]
     pub of: OfVm,
     /// Module
@@ -228,7 +228,7 @@ pub struct ModuleVerify {
 /// `module restore`.
 #[derive(Debug, Args)]
 pub struct ModuleRestore {
-    /// Which VM.
+    /// VM, and the daemon's control socket.
     #[command(flatten)]
     pub of: OfVm,
     /// Module
@@ -246,7 +246,7 @@ pub struct ModuleRestore {
 /// `module stats`.
 #[derive(Debug, Args)]
 pub struct ModuleStats {
-    /// Which VM.
+    /// VM, and the daemon's control socket.
     #[command(flatten)]
     pub of: OfVm,
     /// Module; left out: all
@@ -259,7 +259,7 @@ pub struct ModuleStats {
 /// A VM by name.
 #[derive(Debug, Args)]
 pub struct OfVm {
-    /// Where.
+    /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
     /// VM
@@ -269,7 +269,7 @@ pub struct OfVm {
 /// `top`.
 #[derive(Debug, Args)]
 pub struct Top {
-    /// Where.
+    /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
     /// Time between two samples
@@ -287,7 +287,7 @@ pub struct Top {
 /// A port by name.
 #[derive(Debug, Args)]
 pub struct Named {
-    /// Where.
+    /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
     /// VM
@@ -299,7 +299,7 @@ pub struct Named {
 /// `attach`.
 #[derive(Debug, Args)]
 pub struct Attach {
-    /// Where.
+    /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
     /// VM; made when there is none of this name
@@ -348,7 +348,7 @@ pub enum VmCommand {
 /// `vm set`.
 #[derive(Debug, Args)]
 pub struct VmSet {
-    /// Where.
+    /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
     /// VM
@@ -365,7 +365,7 @@ pub struct VmSet {
     /// Most requests per second that are charged to it; 0: no ceiling
     #[arg(long, value_name = "N")]
     pub ceiling_ops: Option<u64>,
-    /// What of the ceilings it may use at once after a pause
+    /// Time's worth of its ceilings that it may use at once after a pause
     #[arg(long, value_name = "MS")]
     pub ceiling_burst_ms: Option<u64>,
 }
@@ -373,10 +373,10 @@ pub struct VmSet {
 /// `log-level`.
 #[derive(Debug, Args)]
 pub struct LogLevel {
-    /// Where.
+    /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
-    /// off, error, warn, info, debug, trace, or by part: info,net=debug
+    /// Filter: off, error, warn, info, debug, trace, or by part: info,net=debug
     pub filter: Option<String>,
     /// Print JSON
     #[arg(long)]
@@ -386,7 +386,7 @@ pub struct LogLevel {
 /// `stop`.
 #[derive(Debug, Args)]
 pub struct Stop {
-    /// Where.
+    /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
     /// Drop the sessions that the holder keeps, too
@@ -418,7 +418,7 @@ pub struct Holder {
 pub struct ModuleProcess {
     /// VM
     pub vm: String,
-    /// What is logged, as of `daemon.log`
+    /// Log filter, as in `daemon.log`
     #[arg(long, default_value = "info")]
     pub log: String,
     /// Log as JSON

@@ -22,7 +22,7 @@ fn path(of: &OfVm, module: &str, what: &str) -> String {
     format!("/v1/vms/{}/modules/{}/{what}", encode(&of.vm), encode(module))
 }
 
-/// A file that gets its name once it is whole. Dropped before, it goes.
+/// File that gets its name once it is whole; dropped before, it is removed.
 struct Partial {
     to: PathBuf,
     partial: PathBuf,
@@ -30,16 +30,16 @@ struct Partial {
     kept: bool,
 }
 
-/// Where a copy goes.
+/// Destination of a copy.
 enum Output {
     /// A file of ours, or one that it replaces.
     File(Partial),
-    /// Something that is there and no file: a pipe, a device.
+    /// An existing path that is no regular file: a FIFO, a device.
     Else(File),
 }
 
 impl Output {
-    /// Links are followed: what they lead to is meant.
+    /// Opens the destination; symbolic links are followed.
     fn open(path: &Path) -> anyhow::Result<Self> {
         let what = || format!("opening {}", path.display());
         match std::fs::metadata(path) {
@@ -68,7 +68,7 @@ impl Partial {
         Ok(Self { to: to.into(), partial, file, kept: false })
     }
 
-    /// Durably.
+    /// Gives the file its name, durably.
     fn keep(mut self) -> anyhow::Result<()> {
         let what = || format!("making {} durable", self.to.display());
         self.file.sync_all().with_context(what)?;

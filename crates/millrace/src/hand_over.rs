@@ -61,8 +61,8 @@ impl SessionStore for HandOver {
 }
 
 impl HandOver {
-    /// What was found is used in any case; the holder of before lets go of it once the other has
-    /// it.
+    /// Has the earlier holder forget an entry once the current one has it. When that failed the
+    /// entry is used all the same, and stays with the earlier holder.
     fn moved(&self, key: &str, saved: Result<(), VhostUserError>) {
         match saved {
             Ok(()) => self.forget_before(key),
@@ -70,7 +70,8 @@ impl HandOver {
         }
     }
 
-    /// A holder that does not answer is gone, most likely, and with it what it had.
+    /// Has the earlier holder forget an entry. A holder that does not answer is most likely gone
+    /// with its entries, which is no error.
     fn forget_before(&self, key: &str) {
         if let Err(error) = self.before.forget(key) {
             tracing::debug!(key, "the holder of before: {error}");

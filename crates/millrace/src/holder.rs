@@ -16,10 +16,10 @@ use vhost_user::{NullStore, SessionStore};
 
 use crate::{cli, exit, hand_over, log, process};
 
-/// How long a holder may take to listen: it does nothing else before.
+/// Longest time until a started holder listens: it does nothing else before.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often we look whether it listens.
+/// Interval between two attempts to reach a holder that starts.
 const START_POLL: Duration = Duration::from_millis(5);
 
 /// `millrace holder`.
@@ -35,9 +35,9 @@ pub fn run(args: &cli::Holder) -> anyhow::Result<u8> {
     Ok(exit::OK)
 }
 
-/// Who keeps sessions for this daemon.
+/// Session store of this daemon, and the holders behind it.
 pub struct Holders {
-    /// For the ports.
+    /// Store that the ports use.
     pub session_store: Arc<dyn SessionStore>,
     /// The holder's socket, if there is one.
     pub socket: Option<PathBuf>,
@@ -62,7 +62,7 @@ pub fn open_session_store(config: &Config, default: Option<&Path>) -> anyhow::Re
     Ok(Holders { session_store, socket, before })
 }
 
-/// Where a daemon starts a holder of its own.
+/// Socket of the holder that a daemon starts itself.
 fn own_socket(config: &Config) -> PathBuf {
     config.daemon.run_dir.join("holder.sock")
 }
@@ -74,8 +74,8 @@ fn nobody() -> Configured {
     (Arc::new(NullStore), None)
 }
 
-/// A holder that somebody else starts. One that was started with this daemon may not listen yet:
-/// its unit does not say when.
+/// Waits for a holder that is started elsewhere, such as by its unit. One that starts together with
+/// this daemon may not listen yet: its unit does not say when.
 fn external(path: &Path) -> anyhow::Result<Configured> {
     let session_store = HolderStore::new(path.into());
     let late = format!(
@@ -152,8 +152,8 @@ fn start_own(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends early, with its error, when `check` fails; after [`START_TIMEOUT`] the error begins with
-/// `late`.
+/// Waits until the holder answers. Ends early, with its error, when `check` fails; after
+/// [`START_TIMEOUT`] the error begins with `late`.
 fn wait_until_it_answers(
     session_store: &HolderStore,
     late: String,
@@ -198,7 +198,7 @@ fn end(path: &Path) -> anyhow::Result<()> {
     std::fs::remove_file(path).context("removing its socket")
 }
 
-/// Says so when the holder ends before us.
+/// Logs an error when the holder ends before the daemon.
 fn watch(mut child: Child) {
     let watcher = std::thread::Builder::new().name("holder-watch".into()).spawn(move || {
         let ended = child.wait();

@@ -17,7 +17,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Where journald listens.
+/// Socket of journald.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Longest text of a line and of a value: journald cuts lines of 48 KiB, and so one datagram holds
@@ -41,7 +41,7 @@ pub fn print_error(text: &str) {
     eprintln!("{}", if is_stderr() { with_priority(text) } else { text.into() });
 }
 
-/// Each line of an error, as journald takes it.
+/// Puts the priority in front of each line of an error, as journald takes it.
 fn with_priority(text: &str) -> String {
     let lines: Vec<String> = text.lines().map(|line| format!("<3>{line}")).collect();
     lines.join("\n")
@@ -58,12 +58,12 @@ pub fn log_panics() {
 /// Writes events to the journal.
 pub struct Journal<W> {
     socket: Option<UnixDatagram>,
-    /// Makes where a line goes that journald's socket does not take.
+    /// Makes the writer of lines that journald's socket does not take.
     instead: W,
 }
 
 impl Journal<fn() -> io::Stderr> {
-    /// To this host's journald.
+    /// Makes the journal of this host.
     pub fn of_host() -> Self {
         Self::new(Path::new(SOCKET), io::stderr)
     }
@@ -105,7 +105,7 @@ where
     }
 }
 
-/// A level as syslog(3) counts.
+/// Priority of a level, as syslog(3) counts.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -115,7 +115,7 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// What an event says.
+/// Text and fields of an event.
 #[derive(Default)]
 struct Said {
     message: String,
@@ -173,7 +173,7 @@ fn datagram(priority: u8, target: &str, text: &str, fields: &[(&str, String)]) -
     out
 }
 
-/// What journald takes as a field's name: capital letters, digits and `_`, at most 64 in all.
+/// Makes a field's name as journald takes it: capital letters, digits and `_`, at most 64 in all.
 fn field_name(name: &str) -> String {
     let fit = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     name.chars().map(fit).take(48).collect()
@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// What is written instead.
+    /// Lines that are written instead.
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
 

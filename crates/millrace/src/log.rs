@@ -11,7 +11,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use crate::journal::{self, Journal};
 
-/// What is logged by this process; set once, when its log begins.
+/// Log of this process; set once, when it begins.
 static LOG: OnceLock<Log> = OnceLock::new();
 
 struct Log {
@@ -48,7 +48,7 @@ pub fn init(directives: &str, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is logged; nothing before the log begins.
+/// Current filter of the log; `off` before the log begins.
 pub fn filter() -> LogFilter {
     let off = || LogFilter { filter: "off".into(), configured: "off".into() };
     LOG.get()

@@ -11,8 +11,8 @@ use crate::commands::{Done, ask, list, pretty, refused};
 use crate::process::{print, print_line};
 use crate::{copies, exit, log, render};
 
-/// What a terminal sends to the daemon's whole group. The daemon tells this process when to end,
-/// and it ends when the daemon has gone.
+/// Signals that a terminal sends to the daemon's whole group. The daemon tells this process when to
+/// end, and it ends when the daemon has gone.
 const IGNORED: [libc::c_int; 2] = [libc::SIGINT, libc::SIGHUP];
 
 /// `millrace module-process`: its standard input is the socket to the daemon.

@@ -1,4 +1,4 @@
-//! What the process needs before it serves: limits, its control thread and signals.
+//! Setup of the process before it serves: limits, its control thread and signals.
 
 use anyhow::Context;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -41,7 +41,7 @@ fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// What matters most of a port, beyond what all have.
+/// Detail of a port: why it is broken, or its settings by kind.
 fn detail(port: &Value) -> String {
     if let Some(reason) = port["reason"].as_str() {
         return reason.into();
@@ -73,7 +73,7 @@ fn most_queues(port: &Value) -> String {
     }
 }
 
-/// What was mended of an image that was not closed.
+/// Repairs of an image that was not closed.
 fn checked(image: &Value) -> String {
     if image["was_checked"] != Value::Bool(true) {
         return String::new();

@@ -21,7 +21,7 @@ fn settings(credit: &CreditConfig) -> Settings {
     }
 }
 
-/// What an account was charged.
+/// Counters of an account.
 pub fn usage(account: &Account) -> CreditUsage {
     use std::sync::atomic::Ordering::Relaxed;
     let s = &account.stats;

@@ -33,17 +33,17 @@ use super::engine::Engine;
 use super::port::{Live, Ports};
 use super::shortcuts::Shortcuts;
 
-/// What candidates ask of the channels' own crate; a seam for tests.
+/// Operations of the crate `channel` that candidates use; a seam for tests.
 pub(super) trait Members: Send + Sync {
     /// Waits until the VM is a member.
     fn join(&self, config: MemberConfig) -> Result<(), ChannelError>;
-    /// Waits until it is none.
+    /// Waits until the VM is no member any more.
     fn leave(&self, vm: &str) -> Result<(), ChannelError>;
-    /// Changes how peers know it.
+    /// Changes the addresses by which peers know the VM.
     fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError>;
-    /// Waits until it keeps these flows off the channels, and no others.
+    /// Waits until the VM keeps exactly these flows off the channels.
     fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError>;
-    /// All members.
+    /// Lists all members.
     fn list(&self) -> Vec<MemberInfo>;
 }
 
@@ -76,13 +76,13 @@ struct Seat {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// See the module's text. Empty, and free of cost, when no VM has a `[vm.channel]`.
+/// The VMs with a `[vm.channel]`; empty, and free of cost, when there is none.
 #[derive(Default)]
 pub struct Channels {
     seats: Vec<Seat>,
-    /// None once stopped, or when they could not be started.
+    /// Members of all channels; none once stopped, or when channels could not be started.
     members: Mutex<Option<Arc<dyn Members>>>,
-    /// Why they could not be started.
+    /// Why channels could not be started.
     failed: Option<String>,
 }
 
@@ -160,7 +160,7 @@ impl Channels {
         self.seat(vm).is_some()
     }
 
-    /// A port of a VM runs: what its front end shares is watched from now on.
+    /// Watches the memory that the front end of a running port shares.
     pub fn watch(&self, vm: &str, live: &Live) {
         if let Some(seat) = self.seat(vm) {
             let inbox = seat.inbox.clone();
@@ -168,21 +168,21 @@ impl Channels {
         }
     }
 
-    /// A VM's ports came or went.
+    /// Has a VM's thread look at its ports, which came or went.
     pub fn ports_changed(&self, vm: &str) {
         if let Some(seat) = self.seat(vm) {
             seat.inbox.look();
         }
     }
 
-    /// All VMs with a `[vm.channel]`.
+    /// Lists all VMs with a `[vm.channel]`.
     pub fn status(&self) -> Vec<ChannelStatus> {
         let members = self.members().map(|members| members.list()).unwrap_or_default();
         let why = |seat: &Seat| seat.inbox.why().or_else(|| self.failed.clone());
         self.seats.iter().flat_map(|seat| show::status(&seat.vm, why(seat), &members)).collect()
     }
 
-    /// Their counters.
+    /// Adds the members' counters.
     pub fn metrics(&self, all: &mut Metrics) {
         show::metrics(&self.status(), all);
     }
@@ -212,8 +212,9 @@ impl Channels {
         seat.inbox.ask(command).map(|()| seat)
     }
 
-    /// All members leave, within the time that a member has for it: traffic goes its ordinary way
-    /// before the ports stop. Who does not manage to is told in the log; the next daemon goes on.
+    /// Has all members leave, within the time that a member has for it: traffic goes through the
+    /// switch again before the ports stop. A member that does not manage to is named in the log;
+    /// the next daemon goes on.
     pub fn stop(&self) {
         self.seats.iter().for_each(|seat| seat.inbox.stop());
         let Some(members) = self.members() else { return };
@@ -237,8 +238,8 @@ impl Drop for Channels {
     }
 }
 
-/// All at once, so that one that does not answer takes no time from the others. Returns who was
-/// asked.
+/// Has all members leave at once, but those of `but`, so that one that does not answer takes no
+/// time from the others. Returns the members that were asked.
 fn leave_all(members: &dyn Members, but: &BTreeSet<String>) -> BTreeSet<String> {
     let lives = |member: &MemberInfo| member.state != ChannelState::Dead.name();
     let all: BTreeSet<String> =

@@ -10,10 +10,10 @@ use config::{PauseKind, Placement, SidecoreConfig as Wanted, SpinKind};
 use sidecore::placement::Limits;
 use sidecore::{Pause, Sidecore, SidecoreConfig};
 
-/// Up to so many CPUs a machine is small: guests need every core, polling must be short.
+/// Most CPUs of a small machine: guests need every core, polling must be short.
 const SMALL_MACHINE_CPUS: usize = 4;
 
-/// With `auto`, one sidecore for so many CPUs.
+/// CPUs per sidecore with `auto`.
 const CPUS_PER_SIDECORE: usize = 8;
 
 /// Most sidecores with `auto`: what one host's network and disks can keep busy.
@@ -28,13 +28,13 @@ const SPIN_US: (u32, u32) = (0, 50);
 /// A running sidecore and how it was started.
 #[derive(Debug, Clone)]
 pub struct Core {
-    /// Its handle.
+    /// Handle of the sidecore.
     pub handle: Sidecore,
-    /// Its settings.
+    /// Settings that it was started with.
     pub config: SidecoreConfig,
 }
 
-/// How many sidecores, and how many of them may be active.
+/// Number of sidecores, and how many of them may be active.
 #[derive(Debug, PartialEq, Eq)]
 struct Counts {
     threads: usize,

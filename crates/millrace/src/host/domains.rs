@@ -1,5 +1,5 @@
-//! vsock domains: one for each trust domain, and one for each VM that is in none. The latter have
-//! nothing to say to each other, and so share no buffers and no limits either.
+//! Domains of vsock: one for each trust domain, and one for each VM that is in none. The latter
+//! have nothing to say to each other, and so share no buffers and no limits either.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use config::Config;
 use vsock::{Domain, DomainConfig, VsockError, VsockPort, VsockPortConfig};
 
-/// Whose domain it is.
+/// Owner of a domain.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Key {
     /// A trust domain's: its VMs may talk to each other.
@@ -69,7 +69,7 @@ impl Domains {
         removed
     }
 
-    /// Drops the domain that is called so, which serves nobody any more. Whose it was.
+    /// Drops the domain of this name, which serves nobody any more. Returns its owner.
     pub fn drop_named(&mut self, name: &str) -> Option<Key> {
         let key = self.0.keys().find(|key| key.config().name == name)?.clone();
         self.0.remove(&key);

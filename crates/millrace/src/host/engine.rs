@@ -79,7 +79,7 @@ pub fn net(name: &str, vm: VmId, config: &NetConfig, switch: &Switch) -> anyhow:
     Ok(Engine::Net(port, switch.clone()))
 }
 
-/// What a bound port may send besides ARP and IP.
+/// Frames that a bound port may send besides ARP and IP.
 fn allow(entries: &[Allowed]) -> net::Allow {
     let mut allow = net::Allow::default();
     for entry in entries {
@@ -95,15 +95,15 @@ fn allow(entries: &[Allowed]) -> net::Allow {
     allow
 }
 
-/// What a disk is opened with.
+/// Arguments for opening a disk.
 pub struct Opening<'a> {
-    /// Its first queue runs on the first of them.
+    /// Sidecores of its queues: the first queue runs on the first of them.
     pub cores: &'a [Sidecore],
-    /// The daemon's.
+    /// Clock of the daemon.
     pub clock: &'a Arc<dyn Clock>,
-    /// Has the memory of a memory disk, too.
+    /// Session store, which also has the memory of a memory disk.
     pub session_store: &'a dyn SessionStore,
-    /// Is told how far the check of its image is.
+    /// Progress of the check of its image.
     pub progress: CheckProgress,
 }
 

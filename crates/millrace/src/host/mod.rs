@@ -59,8 +59,8 @@ use crate::process::describe;
 /// not answered then is taken again by the next daemon, once the kernel is done with it.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// What changes when ports come and go. Its lock is held for the length of a change; listings do
-/// not take it.
+/// State that changes when ports come and go. Its lock is held for the length of a change; listings
+/// do not take it.
 struct Change {
     config: Config,
     runtime_changes: RuntimeChanges,
@@ -73,13 +73,13 @@ pub struct Host {
     started: Instant,
     clock: Arc<dyn Clock>,
     cores: Vec<Core>,
-    /// Gets sidecores free that a doorbell blocks; for as long as the host is there.
+    /// Frees sidecores that a doorbell blocks, for as long as the host is there.
     _watchdog: Watchdog,
-    /// One per VM with ports.
+    /// Accounts, one per VM with ports.
     accounts: Arc<Accounts>,
     /// Moves workers between sidecores; ends with the host's stop.
     placer: Mutex<Option<Placer>>,
-    /// Where the next disk or domain goes.
+    /// Counter by which disks and domains take the sidecores in turn.
     next_core: AtomicUsize,
     switches: Switches,
     session_store: Arc<dyn SessionStore>,
@@ -191,14 +191,14 @@ impl Host {
         to_check
     }
 
-    /// Shows a port, from now on.
+    /// Adds a port to the list.
     fn add(&self, port: Port) -> Arc<Port> {
         let port = self.ports.push(port);
         self.announce(&port);
         port
     }
 
-    /// Tells whoever watches a VM's ports of one that was started.
+    /// Tells the VM's channels of a port that was started.
     fn announce(&self, port: &Port) {
         if let Ok(live) = &port.live {
             self.channels.watch(&port.vm, live);
@@ -279,7 +279,7 @@ impl Host {
         live
     }
 
-    /// What the ports of a VM have in common: that of those which are there.
+    /// The share that a VM's ports have in common: that of the running ones, or a new one.
     fn share(&self, config: &Config, vm: &str) -> VmShare {
         let shares = self.ports.each_live(vm, |_, live| Some(live.share.clone()));
         shares.into_iter().next().unwrap_or_else(|| {

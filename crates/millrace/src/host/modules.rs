@@ -43,34 +43,34 @@ struct Change {
     stopped: bool,
 }
 
-/// One VM's.
+/// Modules of one VM.
 struct OfVm {
-    /// As of the daemon's start; its list is replaced.
+    /// Config at the daemon's start; its list of modules is replaced by `load`.
     config: VmModulesConfig,
     socket: Option<PathBuf>,
     ring: Option<config::RingConfig>,
-    /// Only root of the guest, and who may use low ports, reaches them over vsock.
+    /// Whether only root of the guest, and users who may use low ports, reach them over vsock.
     privileged: bool,
-    /// Of its file, when it is made.
+    /// Mode of the ring's file, when it is made.
     mode: u32,
     way: Arc<Mutex<Way>>,
     stand: Mutex<Stand>,
-    /// A copy is being taken or put in place.
+    /// True while a copy is being taken or put in place.
     copying: Arc<AtomicBool>,
     listener: Mutex<Option<Listener>>,
 }
 
-/// Where connections go.
+/// Destination of connections.
 enum Way {
-    /// Nowhere yet. Each with whether it is the guest's.
+    /// Queue of those that wait for a start; each with whether it is the guest's.
     Waiting(Vec<(OwnedFd, bool)>),
-    /// To the modules.
+    /// Modules that take them.
     Open(Arc<VmModules>),
-    /// They are closed.
+    /// None: they are closed.
     Closed,
 }
 
-/// What the crate of modules says no to.
+/// Refusal of the crate `modules`.
 fn refused(e: impl std::fmt::Display) -> PlaneError {
     PlaneError::Refused(e.to_string())
 }
@@ -79,7 +79,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a connection. The lock is held for a moment by whoever has it: a sidecore may wait for it.
+/// Takes a connection. The lock is only ever held for a moment: a sidecore may wait for it.
 fn take(way: &Mutex<Way>, fd: OwnedFd, of_guest: bool) {
     let modules = match &mut *locked(way) {
         Way::Waiting(fds) => {
@@ -95,7 +95,7 @@ fn take(way: &Mutex<Way>, fd: OwnedFd, of_guest: bool) {
     modules.connect(fd, of_guest);
 }
 
-/// The guest has gone, or begun anew.
+/// Tells the modules that the guest has gone, or begun anew.
 fn guest_gone(way: &Mutex<Way>) {
     let modules = match &mut *locked(way) {
         Way::Waiting(fds) => return fds.retain(|(_, of_guest)| !of_guest),
@@ -105,7 +105,7 @@ fn guest_gone(way: &Mutex<Way>) {
     modules.guest_gone();
 }
 
-/// A VM's modules, as the crate of modules has them.
+/// Modules of a VM, as the crate `modules` takes them.
 fn listed(config: &Config, vm: &str) -> Option<Vec<modules::ModuleConfig>> {
     let (used, all) = config.modules_of(vm)?;
     let module = |module: &config::ModuleConfig| modules::ModuleConfig {
@@ -162,7 +162,7 @@ impl OfVm {
         Arc::new(move |fd| take(&way, fd, of_guest))
     }
 
-    /// What its vsock port serves.
+    /// Service of the VM's vsock port.
     fn service(&self) -> HostService {
         let way = Arc::clone(&self.way);
         let gone: vsock::GuestResetHook = Arc::new(move || guest_gone(&way));
@@ -182,7 +182,7 @@ impl OfVm {
         }
     }
 
-    /// The memory for rings; without it clients have their sockets, or must do without.
+    /// Opens the memory for rings; without it clients have their sockets, or must do without.
     fn open_ring(&self) -> Option<RingConfig> {
         let ring = self.ring.as_ref()?;
         let setup = RingSetup { bytes: ring.bytes, spin_us: ring.spin_us };
@@ -197,7 +197,7 @@ impl OfVm {
         }
     }
 
-    /// Begins with these modules. On error connections are closed until a later try.
+    /// Starts these modules. On error connections are closed until a later try.
     fn begin(
         &self,
         list: Vec<modules::ModuleConfig>,
@@ -260,7 +260,7 @@ impl OfVm {
 }
 
 impl Modules {
-    /// Those of the config; none has begun. `charge`: how a VM is charged.
+    /// Makes the modules of a config; none is started. `charge`: how a VM is charged.
     pub fn new(config: &Config, charge: &dyn Fn(&str) -> Charge) -> Self {
         let of_vm =
             |vm: &config::VmConfig| OfVm::new(config, &vm.name, charge(&vm.name)).map(Arc::new);
@@ -269,7 +269,7 @@ impl Modules {
         Self { vms, change, beginner: Mutex::default() }
     }
 
-    /// Begins with all of them, one VM after the other, and does not wait. What fails is told, and
+    /// Starts all modules, one VM after the other, and does not wait. A failure is logged, and
     /// harms no other VM.
     pub fn begin(&self) {
         if self.vms.is_empty() {
@@ -309,7 +309,7 @@ impl Modules {
         self.find(vm).ok_or_else(none)
     }
 
-    /// What a VM's vsock port serves: the modules' port, when the VM has some.
+    /// Services of a VM's vsock port: the modules' port, when the VM has some.
     pub fn services(&self, vm: &str) -> impl Iterator<Item = HostService> {
         self.find(vm).map(|of_vm| of_vm.service()).into_iter()
     }
@@ -339,7 +339,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Ends all of them, at the same time.
+    /// Ends the modules of all VMs, at the same time.
     pub fn stop(&self) {
         // Whoever waits for a start holds the lock.
         for vm in &self.vms {
@@ -357,7 +357,7 @@ impl Modules {
         });
     }
 
-    /// How they stand: all, or those of one VM.
+    /// State of all modules, or of those of one VM.
     pub fn status(&self, vm: Option<&str>) -> Vec<ModuleStatus> {
         let wanted = self.vms.iter().filter(|of_vm| vm.is_none_or(|vm| of_vm.config.vm == vm));
         // All are asked before any is waited for.
@@ -370,7 +370,7 @@ impl Modules {
         asked.into_iter().flat_map(told).collect()
     }
 
-    /// Their counters.
+    /// Adds the modules' counters.
     pub fn metrics(&self, all: &mut Metrics) {
         self.status(None).iter().for_each(|module| show::metrics(module, all));
         for of_vm in &self.vms {

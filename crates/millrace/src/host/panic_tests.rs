@@ -164,7 +164,7 @@ fn abuse_S1_a_disk_that_panics_is_made_anew_with_its_bytes() {
     }
 }
 
-/// As over a restart of the daemon: the guest sees a pause.
+/// The guest sees a pause, as over a restart of the daemon.
 #[test]
 fn abuse_S1_with_a_holder_no_vmm_sees_that_a_worker_panicked() {
     let house = House::with_session_store(VMS, Arc::<Held>::default());

@@ -20,7 +20,7 @@ use super::shortcuts::Shortcuts;
 
 /// The pipes of all VMs.
 pub struct Pipes {
-    /// By the VM's name.
+    /// Pipes by the VM's name.
     vms: Mutex<HashMap<String, Arc<VmPipes>>>,
     shortcuts: Arc<Shortcuts>,
 }
@@ -29,7 +29,7 @@ pub struct Pipes {
 struct OfVm {
     ports: Ports,
     vm: String,
-    /// Of its channels, if it has them.
+    /// Trust domain of its channels, if it has them.
     domain: Option<String>,
     shortcuts: Arc<Shortcuts>,
 }
@@ -56,7 +56,7 @@ impl Devices for OfVm {
 }
 
 impl Pipes {
-    /// None yet. They leave alone what channels may take.
+    /// Makes an empty table. Pipes leave connections alone that channels may take.
     pub fn new(shortcuts: Arc<Shortcuts>) -> Self {
         Self { vms: Mutex::default(), shortcuts }
     }
@@ -65,7 +65,7 @@ impl Pipes {
         self.vms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A VM's, started with its first port; none: it has no pipes.
+    /// Pipes of a VM, started with its first port; none when it has no pipes.
     fn of(&self, config: &Config, vm: &str, ports: &Ports) -> anyhow::Result<Option<Arc<VmPipes>>> {
         let Some(entry) = config.vms.iter().find(|v| v.name == vm) else { return Ok(None) };
         let Some(wanted) = &entry.pipes else { return Ok(None) };
@@ -93,7 +93,7 @@ impl Pipes {
         Ok(Some(Arc::clone(pipes)))
     }
 
-    /// What a VM's vsock port serves: the agent's port, when the VM has pipes.
+    /// Services of a VM's vsock port: the agent's port, when the VM has pipes.
     pub fn services(
         &self,
         config: &Config,
@@ -108,7 +108,7 @@ impl Pipes {
         Ok(self.of(config, vm, ports)?.map(service).into_iter().collect())
     }
 
-    /// A network port was made, and no packet has passed it yet.
+    /// Restores the pipes of a network port that was just made: no packet has passed it yet.
     pub fn restore(
         &self,
         config: &Config,
@@ -123,26 +123,26 @@ impl Pipes {
         Ok(())
     }
 
-    /// A port was taken away for good.
+    /// Forgets a port that was taken away for good.
     pub fn forget(&self, vm: &str, engine: &Engine) {
         if let (Engine::Net(net, _), Some(pipes)) = (engine, self.lock().get(vm)) {
             pipes.forget(net);
         }
     }
 
-    /// A VM's last port has gone: its next one starts its pipes again.
+    /// Ends a VM's pipes with its last port: its next one starts them again.
     pub fn leave(&self, vm: &str) {
         let gone = self.lock().remove(vm);
         gone.into_iter().for_each(|pipes| pipes.stop());
     }
 
-    /// A VM's ports came or went.
+    /// Tells a VM's pipes that its ports came or went.
     pub fn ports_changed(&self, vm: &str) {
         let pipes = self.lock().get(vm).cloned();
         pipes.into_iter().for_each(|pipes| pipes.ports_changed());
     }
 
-    /// Ends all of them.
+    /// Ends the pipes of all VMs.
     pub fn stop(&self) {
         let all = std::mem::take(&mut *self.lock());
         all.values().for_each(|pipes| pipes.stop());
@@ -152,7 +152,7 @@ impl Pipes {
         self.lock().iter().map(|(vm, pipes)| (vm.clone(), Arc::clone(pipes))).collect()
     }
 
-    /// Those under way.
+    /// Lists the pipes under way.
     pub fn status(&self) -> Vec<PipeStatus> {
         let of_vm = |(vm, pipes): (String, Arc<VmPipes>)| {
             pipes.list().into_iter().map(move |info| status(&vm, info))
@@ -160,7 +160,7 @@ impl Pipes {
         self.list().into_iter().flat_map(of_vm).collect()
     }
 
-    /// Their counters.
+    /// Adds the pipes' counters.
     pub fn metrics(&self, all: &mut Metrics) {
         for (vm, pipes) in self.list() {
             metrics(&vm, pipes.stats(), pipes.list().len() as u64, all);

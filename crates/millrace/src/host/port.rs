@@ -18,31 +18,31 @@ pub struct Live {
     pub stats: Vec<Arc<QueueStats>>,
     /// The session's side; none once stopped.
     server: Mutex<Option<PortServer>>,
-    /// What it has in common with the other ports of its VM.
+    /// Share that all ports of its VM have in common.
     pub share: VmShare,
 }
 
 /// A port: running, with the reason why it could not be started, or not yet started.
 pub struct Port {
-    /// Its VM.
+    /// VM of the port.
     pub vm: String,
-    /// As configured.
+    /// Config of the port.
     pub config: PortConfig,
-    /// What runs, or why nothing does.
+    /// The running port, or why it does not run.
     pub live: Result<Live, String>,
-    /// How far the check of its image is; none once that is over, or if there is none.
+    /// Progress of the check of its image; none once that is over, or if there is none.
     pub check: Option<CheckProgress>,
-    /// Its socket while it does not run.
+    /// Socket while the port does not run.
     closed: Mutex<Option<Closed>>,
 }
 
 impl Port {
-    /// One that was started, or was not.
+    /// Makes a port that was started, or was not.
     pub fn new(vm: &str, config: PortConfig, live: Result<Live, String>) -> Self {
         Self { vm: vm.into(), config, live, check: None, closed: Mutex::default() }
     }
 
-    /// One that starts when its image has been checked.
+    /// Makes a port that starts when its image has been checked.
     pub fn checking(vm: &str, config: PortConfig, check: CheckProgress) -> Self {
         let why = "its image is being checked".into();
         let (live, check) = (Err(why), Some(check));
@@ -70,19 +70,19 @@ impl Port {
 pub struct Ports(Arc<RwLock<Vec<Arc<Port>>>>);
 
 impl Ports {
-    /// All of them now.
+    /// Lists all ports.
     pub fn list(&self) -> Vec<Arc<Port>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What `pick` finds at those of a VM that run.
+    /// Collects what `pick` finds at a VM's running ports.
     pub fn each_live<T>(&self, vm: &str, pick: impl Fn(&Port, &Live) -> Option<T>) -> Vec<T> {
         let ports = self.list();
         let own = ports.iter().filter(|port| port.vm == vm);
         own.filter_map(|port| pick(port, port.live.as_ref().ok()?)).collect()
     }
 
-    /// One more.
+    /// Adds a port.
     pub fn push(&self, port: Port) -> Arc<Port> {
         let port = Arc::new(port);
         let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -90,12 +90,12 @@ impl Ports {
         port
     }
 
-    /// Whether it is there.
+    /// Whether the port is listed.
     pub fn has(&self, port: &Arc<Port>) -> bool {
         self.list().iter().any(|other| Arc::ptr_eq(other, port))
     }
 
-    /// One in the place of another, if that is there.
+    /// Puts a port in the place of another, if that is listed.
     pub fn replace(&self, old: &Arc<Port>, new: Port) -> Arc<Port> {
         let new = Arc::new(new);
         let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -105,19 +105,19 @@ impl Ports {
         new
     }
 
-    /// All of them, which are not here any more.
+    /// Takes all ports off the list.
     pub fn take(&self) -> Vec<Arc<Port>> {
         std::mem::take(&mut self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// One less.
+    /// Takes a port off the list.
     pub fn remove(&self, port: &Arc<Port>) {
         let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
         ports.retain(|other| !Arc::ptr_eq(other, port));
     }
 }
 
-/// The name that engines, logs and the holder use.
+/// Name that engines, logs and the holder use.
 pub fn full_name(vm: &str, port: &str) -> String {
     format!("{vm}/{port}")
 }
@@ -152,14 +152,14 @@ impl Live {
         Ok(Self { engine, stats, server: Mutex::new(Some(server)), share })
     }
 
-    /// What the session says; none once stopped.
+    /// Status of the session; none once stopped.
     pub fn status(&self) -> Option<PortStatus> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         server.as_ref().map(PortServer::status)
     }
 
-    /// The connected front end: the how manieth, and the memory that it shares. None when there is
-    /// none.
+    /// The connected front end, if there is one: its session's number, and the memory that it
+    /// shares.
     pub fn session(&self) -> Option<(u64, Arc<[SharedRegion]>)> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let server = server.as_ref()?;
@@ -175,7 +175,7 @@ impl Live {
         }
     }
 
-    /// Begins what [`Live::stop`] waits for.
+    /// Begins the end that [`Live::stop`] waits for.
     pub fn begin_stop(&self, forget: bool) {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(server) = server.as_ref() {

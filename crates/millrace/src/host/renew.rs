@@ -25,26 +25,26 @@ use crate::process::describe;
 /// Most renewals of a worker within [`PERIOD`].
 const MAX_RENEWALS: usize = 5;
 
-/// How long a renewal counts.
+/// Time for which a renewal counts.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// The wait before the second renewal of a period; before each later one it is twice as long.
+/// Wait before the second renewal of a period; before each later one it is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
-/// What became of workers that panicked, by their names.
+/// Renewals of workers that panicked, by their names.
 #[derive(Default)]
 pub struct Renewals(Mutex<BTreeMap<String, History>>);
 
 #[derive(Default)]
 struct History {
-    /// Those of the last period, the oldest first.
+    /// Renewals of the last period, the oldest first.
     recent: VecDeque<Instant>,
     renewed: u64,
     given_up: u64,
 }
 
 impl History {
-    /// One more panic: how long to wait before the worker is made anew; none to give it up.
+    /// Counts a panic. Returns how long to wait before the worker is made anew; none to give it up.
     fn panicked(&mut self, now: Instant) -> Option<Duration> {
         while self.recent.front().is_some_and(|at| now.duration_since(*at) >= PERIOD) {
             self.recent.pop_front();
@@ -69,7 +69,7 @@ impl Renewals {
         self.lock().entry(worker.into()).or_default().panicked(Instant::now())
     }
 
-    /// Counts what became of a worker.
+    /// Counts a renewal of a worker, or that it was given up.
     fn count(&self, worker: &str, is_renewed: bool) {
         let mut all = self.lock();
         let history = all.entry(worker.into()).or_default();
@@ -108,7 +108,7 @@ fn run(host: &Weak<Host>, panics: &Receiver<String>) {
     }
 }
 
-/// What a worker served.
+/// Ports that a worker served.
 enum Served {
     Switch(String),
     Domain(Key),
@@ -163,7 +163,7 @@ impl Host {
         }
     }
 
-    /// What a worker of this name serves; a domain is dropped.
+    /// Ports that the worker of this name serves; a domain is dropped.
     fn served(&self, change: &mut Change, worker: &str) -> Option<Served> {
         if let Some(name) = worker.strip_prefix("switch ") {
             return self.switches.find(name).map(|_| Served::Switch(name.into()));
@@ -198,9 +198,9 @@ impl Host {
         Ok(())
     }
 
-    /// Ends the session of a port whose worker is gone; the holder keeps it for the next one. The
-    /// port that is listed meanwhile, and the device where that has what cannot be opened again:
-    /// the memory of a disk.
+    /// Ends the session of a port whose worker is gone; the holder keeps it for the next one.
+    /// Returns the port that is listed meanwhile, and the device where that has what cannot be
+    /// opened again: the memory of a disk.
     fn put_down(&self, change: &mut Change, port: Arc<Port>) -> (Arc<Port>, Option<Engine>) {
         let (vm, config) = (&port.vm, &port.config);
         let mut kept = None;

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use rustix::fs::OFlags;
 
-/// What it has, without the end of its line.
+/// Reads the secret, without the end of its line.
 pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     read_file(path).with_context(|| format!("the secret of its agent, {}", path.display()))
 }

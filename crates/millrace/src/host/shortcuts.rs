@@ -1,4 +1,4 @@
-//! Which addresses a VM's packets may reach past the switch: those of the members of its trust
+//! Addresses that a VM's packets may reach past the switch: those of the members of its trust
 //! domain's channels, now and in the past. Pipes ask, channels tell.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,11 +12,11 @@ const MAX_ENDED: usize = 1024;
 /// The addresses of one domain.
 #[derive(Debug, Default)]
 struct Domain {
-    /// Of each member, and of each VM that is about to be one.
+    /// Addresses of each member, and of each VM that is about to be one.
     members: BTreeMap<String, Vec<IpAddr>>,
-    /// When an address stopped being a member's.
+    /// Time at which an address stopped being a member's.
     ended_ns: HashMap<IpAddr, u64>,
-    /// When one did that is not kept any more.
+    /// Latest such time of an address that is not kept any more.
     forgotten_ns: u64,
 }
 
@@ -39,7 +39,7 @@ impl Domain {
     }
 }
 
-/// See the module's text. Times are those of [`base::clock::MonotonicClock`].
+/// Addresses of all trust domains' members. Times are those of [`base::clock::MonotonicClock`].
 #[derive(Debug, Default)]
 pub struct Shortcuts(Mutex<HashMap<String, Domain>>);
 
@@ -48,7 +48,7 @@ impl Shortcuts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the VM may be reached by these addresses, too.
+    /// Adds addresses by which the VM may be reached from now on.
     pub fn open(&self, domain: &str, vm: &str, ips: &[IpAddr]) {
         let mut all = self.lock();
         let own = all.entry(domain.into()).or_default().members.entry(vm.into()).or_default();
@@ -59,7 +59,7 @@ impl Shortcuts {
         }
     }
 
-    /// The VM cannot be reached by any other address any more; with none it is no member.
+    /// Ends all other addresses of the VM; with none it is no member.
     pub fn narrow(&self, domain: &str, vm: &str, ips: &[IpAddr], now_ns: u64) {
         let mut all = self.lock();
         let Some(domain) = all.get_mut(domain) else { return };

@@ -1,4 +1,4 @@
-//! What the daemon shows of itself.
+//! Status and metrics of the daemon's sidecores, switches and ports.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub fn sidecore(core: &Core) -> SidecoreStatus {
     }
 }
 
-/// What a sidecore polls.
+/// Workers of a sidecore.
 pub fn workers(core: &Core) -> impl Iterator<Item = WorkerStatus> {
     let sidecore = core.config.index;
     core.handle.workers().into_iter().map(move |w| WorkerStatus {
@@ -66,7 +66,7 @@ pub fn workers(core: &Core) -> impl Iterator<Item = WorkerStatus> {
     })
 }
 
-/// What the placer did.
+/// Counters of the placer.
 pub fn placement(placer: &Placer) -> PlacementStatus {
     let stats = placer.stats();
     PlacementStatus {
@@ -142,7 +142,7 @@ pub fn port(port: &Port) -> PortStatus {
     }
 }
 
-/// What the front ends of each VM share, against its limit.
+/// Adds the memory that the front ends of each VM share, and its limit.
 pub fn memory_metrics(ports: &[Arc<Port>], all: &mut Metrics) {
     let mut shown = BTreeSet::new();
     for port in ports {
@@ -163,7 +163,7 @@ pub fn memory_metrics(ports: &[Arc<Port>], all: &mut Metrics) {
     }
 }
 
-/// What a disk's storage has done to it, if anything.
+/// Trouble of a disk with its storage, if there is any.
 fn storage_trouble(engine: &Engine) -> Option<String> {
     let Engine::Disk(disk) = engine else { return None };
     if let Some(error) = disk.flush_failure() {
@@ -391,13 +391,13 @@ fn disk_metrics(
     }
 }
 
-/// What detached disks have not answered.
+/// Adds the count of requests that detached disks have not answered.
 pub fn left_in_disks(all: &mut Metrics) {
     let help = "Requests of detached disks that the storage has not answered.";
     all.sample("millrace_disk_left_in_disk", help, Vec::new(), block::orphaned_operations());
 }
 
-/// What the placer decided.
+/// Adds the counters of the placer's decisions.
 pub fn placer_metrics(placer: &Placer, all: &mut Metrics) {
     let stats = placer.stats();
     for reason in Reason::ALL {

@@ -16,22 +16,22 @@ use super::engine::once_free;
 pub struct Switches(RwLock<Vec<Arc<SwitchEntry>>>);
 
 impl Switches {
-    /// Those of the start.
+    /// Makes the list of the daemon's start.
     pub fn new(all: Vec<SwitchEntry>) -> Self {
         Self(RwLock::new(all.into_iter().map(Arc::new).collect()))
     }
 
-    /// All of them now.
+    /// Lists all switches.
     pub fn list(&self) -> Vec<Arc<SwitchEntry>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The one of this name.
+    /// Finds the switch of this name.
     pub fn find(&self, name: &str) -> Option<Arc<SwitchEntry>> {
         self.list().into_iter().find(|entry| entry.switch.name() == name)
     }
 
-    /// Puts one in the place of that of its name.
+    /// Replaces the switch of the same name.
     pub fn replace(&self, entry: SwitchEntry) {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = all.iter_mut().find(|e| e.switch.name() == entry.switch.name()) {
@@ -42,15 +42,15 @@ impl Switches {
 
 /// A running switch.
 pub struct SwitchEntry {
-    /// Its handle.
+    /// Handle of the switch.
     pub switch: Switch,
     /// The uplink's interface and counters.
     pub uplink: Option<(String, Arc<QueueStats>)>,
 }
 
 impl SwitchEntry {
-    /// Has the uplink take what a port takes that is about to come. The port works without that,
-    /// but for long packets from the host.
+    /// Raises the uplink's MTU to that of a port that is about to come. The port works without
+    /// that, but for long packets from the host.
     pub fn fit_uplink(&self, config: &Config, mtu: u16) {
         let (Some((tap, _)), switch) = (&self.uplink, self.switch.name()) else { return };
         // The first of such ports is told of what it meets, not each.

@@ -17,11 +17,11 @@ use rustix::net::SocketFlags;
 /// Front ends that wait while another one of their port was just turned away.
 const BACKLOG: i32 = 8;
 
-/// Between two front ends of a port: one that comes again at once keeps neither its VMM nor us
-/// busy.
+/// Pause between two front ends of a port: one that comes again at once keeps neither its VMM nor
+/// us busy.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Between two lines in the log for a port.
+/// Pause between two lines in the log for a port.
 const LOG_PAUSE: Duration = Duration::from_secs(60);
 
 /// The ports that turn front ends away, and their thread.
@@ -41,7 +41,8 @@ struct State {
 struct Door {
     name: String,
     why: String,
-    /// With connections that were not taken, and what lies in them.
+    /// Listening socket; it may hold connections that were not accepted, and bytes and descriptors
+    /// sent on them.
     listener: PeerFd,
 }
 
@@ -97,13 +98,13 @@ impl Drop for TurnedAway {
     }
 }
 
-/// What the thread knows of a door.
+/// A door, and when the thread last looked at it.
 struct Watched {
     door: Arc<Door>,
-    /// Not looked at before.
+    /// Time before which it is not looked at.
     open_at: Instant,
     log_at: Instant,
-    /// Turned away since the last line in the log.
+    /// Front ends turned away since the last line in the log.
     count: u64,
 }
 

@@ -9,12 +9,12 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table as TableWidget};
 use super::pages::{Page, Sort, Table, bytes, count, percent, uptime};
 use super::view::{SidecoreView, View};
 
-/// What the user chose, and what went wrong.
+/// State of the screen: the user's choices, and the last failure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice {
     /// Table.
     pub page: Page,
-    /// Its order.
+    /// Order of the table.
     pub sort: Sort,
     /// Rows scrolled away.
     pub skipped: usize,
@@ -136,7 +136,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, table: &Table, skipped: usize) 
     frame.render_widget(widget, area);
 }
 
-/// As wide as the widest cell of each column.
+/// Width of each column: that of its widest cell.
 pub fn widths(table: &Table) -> Vec<usize> {
     let mut widths: Vec<usize> = table.head.iter().map(|h| h.len()).collect();
     for row in &table.rows {

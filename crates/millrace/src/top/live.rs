@@ -49,7 +49,7 @@ pub fn run(source: Source, first: Sample, interval: Duration) -> anyhow::Result<
     show(&mut screen.0, first, &samples, &ended).context("the terminal")
 }
 
-/// Until nobody wants them.
+/// Takes samples until the receiver is gone.
 fn take_samples(source: &Source, interval: Duration, send: &Sender<Taken>) {
     loop {
         std::thread::sleep(interval);
@@ -101,7 +101,7 @@ fn show(
 }
 
 impl Choice {
-    /// What a key does; false: the end.
+    /// Handles a key; false: the view ends.
     pub fn press(&mut self, key: KeyEvent, view: &View) -> bool {
         let rows = self.page.table(view, self.sort).rows.len();
         match key.code {

@@ -24,7 +24,7 @@ use crate::process::{print, print_line};
 /// A sample, or why there is none.
 type Taken = anyhow::Result<Sample>;
 
-/// Where samples come from.
+/// Source of samples: the daemon.
 #[derive(Debug, Clone)]
 pub struct Source(Client);
 

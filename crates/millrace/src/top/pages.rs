@@ -2,7 +2,7 @@
 
 use super::view::{PortView, View, VmView, WorkerView};
 
-/// Which table is shown.
+/// Tables of the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Page {
     /// VMs.
@@ -10,14 +10,14 @@ pub enum Page {
     Vms,
     /// Ports.
     Ports,
-    /// What sidecores poll.
+    /// Workers: what sidecores poll.
     Workers,
 }
 
-/// What a table is sorted by: numbers from the largest down.
+/// Order of a table: numbers from the largest down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sort {
-    /// As the daemon lists them.
+    /// Order in which the daemon lists them.
     #[default]
     Config,
     /// By name.
@@ -182,7 +182,7 @@ pub fn count(value: f64) -> String {
     scaled(value, 1000.0, &["", "k", "M", "G", "T"])
 }
 
-/// As [`count`], by 1024s.
+/// Formats bytes as [`count`] does, by 1024s.
 pub fn bytes(value: f64) -> String {
     scaled(value, 1024.0, &["", "Ki", "Mi", "Gi", "Ti"])
 }

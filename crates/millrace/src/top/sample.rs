@@ -1,5 +1,5 @@
-//! What `millrace top` takes of the control API's status: counters at one moment. Of another
-//! daemon's answer it takes what it knows.
+//! Sample of the control API's status: counters at one moment. Fields that another version's daemon
+//! lacks or adds do no harm.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 pub struct Sample {
     /// When it came.
     pub at: Instant,
-    /// What it says.
+    /// Status in the answer.
     pub status: Status,
 }
 
@@ -44,7 +44,7 @@ pub struct Sidecore {
     pub spin_ns: u64,
 }
 
-/// What a sidecore polls.
+/// Worker that a sidecore polls.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Worker {
@@ -55,7 +55,7 @@ pub struct Worker {
     pub moves: u64,
 }
 
-/// What the placer did.
+/// Counters of the placer.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Placement {
@@ -80,7 +80,7 @@ pub struct Vm {
     pub ports: Vec<Port>,
 }
 
-/// What a VM used of what it is granted.
+/// Use that a VM made of its grant.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Usage {
@@ -103,14 +103,14 @@ pub struct Port {
     pub disk: Option<Disk>,
 }
 
-/// What only a disk has.
+/// Fields that only a disk has.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Disk {
     pub latency: Option<Latency>,
 }
 
-/// Requests by their time: smallest time of a bucket in nanoseconds, and how many.
+/// Histogram of requests by their time: smallest time of a bucket in nanoseconds, and count.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Latency {
@@ -122,7 +122,7 @@ pub struct Latency {
 pub struct Times(BTreeMap<u64, u64>);
 
 impl Times {
-    /// Adds what came to a disk between two answers.
+    /// Adds the requests of a disk between two answers.
     pub fn add(&mut self, earlier: Option<&Latency>, later: &Latency) {
         for (low_ns, count) in &later.buckets {
             let before = earlier.and_then(|e| e.buckets.get(low_ns)).copied().unwrap_or(0);

@@ -1,16 +1,16 @@
-//! What happened between two samples: rates and shares. This is also what `--json` prints; its
-//! shape is published in `schema/top.json`.
+//! View: the rates and shares between two samples. `--json` prints it; its shape is published in
+//! `schema/top.json`.
 
 use serde::Serialize;
 
 use super::sample::{Port, Sample, Sidecore, Status, Times, Vm, Worker};
 
-/// One screen's worth.
+/// Content of one screen.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct View {
     /// Version of the daemon.
     pub version: String,
-    /// Its process.
+    /// Process of the daemon.
     pub pid: u32,
     /// Seconds since its start.
     pub uptime_s: u64,
@@ -20,13 +20,13 @@ pub struct View {
     pub rounds_per_s: f64,
     /// Times per second that a sidecore was woken.
     pub wakeups_per_s: f64,
-    /// Workers moved since the daemon's start, and in this interval.
+    /// Workers moved since the daemon's start.
     pub moves: u64,
-    /// See `moves`.
+    /// Workers moved in this interval.
     pub new_moves: u64,
     /// Times per second that a frame had to wait for its receiver.
     pub holds_per_s: f64,
-    /// Seconds per second that senders' queues waited so.
+    /// Seconds per second that senders' queues waited for a receiver.
     pub held_share: f64,
     /// Polling threads.
     pub sidecores: Vec<SidecoreView>,
@@ -34,7 +34,7 @@ pub struct View {
     pub vms: Vec<VmView>,
     /// Ports of all VMs.
     pub ports: Vec<PortView>,
-    /// What sidecores poll.
+    /// Workers of all sidecores.
     pub workers: Vec<WorkerView>,
 }
 
@@ -70,7 +70,7 @@ pub struct VmView {
     pub name: String,
     /// Share under contention.
     pub weight: Option<u64>,
-    /// Its part of all bytes charged in the interval, 0 to 1.
+    /// Part of all bytes charged in the interval, 0 to 1.
     pub share: f64,
     /// Bytes charged per second: each request counts with its minimum.
     pub charged_bytes_per_s: f64,
@@ -83,13 +83,13 @@ pub struct VmView {
     /// Time it was held back by its weight, as a part of the interval; of several sidecores
     /// together it can be more than 1.
     pub held_by_weight_share: f64,
-    /// As before, at its ceiling.
+    /// Time it was held back at its ceiling, as a part of the interval.
     pub held_by_ceiling_share: f64,
     /// Drops and refusals per second.
     pub drops_per_s: f64,
-    /// Half of its disks' requests were faster; none without requests.
+    /// Median latency of its disks' requests; none without requests.
     pub disk_p50_ns: Option<u64>,
-    /// 99 of 100 were faster.
+    /// 99th percentile of that latency.
     pub disk_p99_ns: Option<u64>,
 }
 
@@ -110,9 +110,9 @@ pub struct PortView {
     pub bytes_per_s: f64,
     /// Drops and refusals per second.
     pub drops_per_s: f64,
-    /// As for VMs; none for other ports.
+    /// Median latency of a disk's requests; none for other ports.
     pub disk_p50_ns: Option<u64>,
-    /// As for VMs.
+    /// 99th percentile of that latency.
     pub disk_p99_ns: Option<u64>,
 }
 
@@ -123,7 +123,7 @@ pub struct WorkerView {
     pub name: String,
     /// Sidecore it is on.
     pub sidecore: usize,
-    /// Its part of that sidecore's time, 0 to 1; from samples.
+    /// Part of that sidecore's time, 0 to 1; from samples.
     pub busy_share: f64,
     /// Times it was moved since it began.
     pub moves: u64,
@@ -131,14 +131,14 @@ pub struct WorkerView {
     pub pinned: bool,
 }
 
-/// Makes rates of differences.
+/// Interval between two samples; makes rates of differences.
 #[derive(Clone, Copy)]
 struct Interval {
     s: f64,
 }
 
 impl Interval {
-    /// Per second; a counter that went back began anew.
+    /// Rate per second; a counter that went back began anew.
     fn rate(self, earlier: u64, later: u64) -> f64 {
         later.saturating_sub(earlier) as f64 / self.s
     }
@@ -150,7 +150,7 @@ impl Interval {
 }
 
 impl View {
-    /// What happened from `earlier` to `later`; nothing when another daemon answered.
+    /// Makes the view from `earlier` to `later`; all rates are 0 when another daemon answered.
     pub fn between(earlier: &Sample, later: &Sample) -> Self {
         let elapsed = later.at.saturating_duration_since(earlier.at);
         // Two samples of one moment differ in nothing; only the division must not fail.

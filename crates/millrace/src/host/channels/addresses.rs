@@ -1,22 +1,22 @@
-//! By which addresses peers know a VM.
+//! Addresses by which peers know a VM.
 
 use std::net::IpAddr;
 
 use config::ChannelConfig;
 use guest_abi::channel::{MAX_ADDRESSES, MAX_MACS};
 
-/// Of one network port.
+/// Addresses of one network port.
 #[derive(Debug, Clone, Default)]
 pub struct NetAddresses {
-    /// Configured or learned.
+    /// MAC address, configured or learned.
     pub mac: Option<[u8; 6]>,
-    /// In the config.
+    /// IP addresses in the config.
     pub configured: Vec<IpAddr>,
-    /// Bound to the port now, configured ones among them.
+    /// IP addresses bound to the port now, configured ones among them.
     pub known: Vec<IpAddr>,
 }
 
-/// Of a VM; the same ones are always in the same order.
+/// Addresses of a VM; equal sets are in the same order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// MAC addresses.
@@ -25,8 +25,8 @@ pub struct Addresses {
     pub ips: Vec<IpAddr>,
 }
 
-/// What the config says first, which fits: learned ones must not push it out. Of those, link-local
-/// ones come last, since peers rarely use them.
+/// Gathers a VM's addresses, configured ones first, which fit: learned ones must not push them out.
+/// Of the learned ones, link-local ones come last, since peers rarely use them.
 pub fn gather(config: &ChannelConfig, nets: &[NetAddresses]) -> Addresses {
     let mut macs = config.macs.clone();
     macs.extend(nets.iter().filter_map(|net| net.mac));
@@ -45,7 +45,7 @@ fn is_link_local(ip: &IpAddr) -> bool {
     }
 }
 
-/// The first `most` different ones.
+/// The first `most` distinct items.
 fn first<T: PartialEq>(all: Vec<T>, most: usize) -> Vec<T> {
     let mut found = Vec::with_capacity(most);
     for one in all {

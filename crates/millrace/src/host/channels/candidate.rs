@@ -1,4 +1,4 @@
-//! One VM that may become a member: when it joins, and when it does not.
+//! Candidate: a VM that may become a member; when it joins, and when it does not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,16 +39,16 @@ const OTHER_MEMORY: &str = "its earlier membership, with other memory, has not e
 /// A VM with a `[vm.channel]`.
 #[derive(Debug)]
 pub struct Vm {
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// Its trust domain.
+    /// Trust domain of the VM.
     pub domain: String,
-    /// Its settings.
+    /// Settings of its `[vm.channel]`.
     pub config: ChannelConfig,
 }
 
 impl Vm {
-    /// None for one without channels.
+    /// The VM of a config; none for one without channels.
     pub fn of(vm: &VmConfig) -> Option<Self> {
         let (domain, config) = (vm.trust_domain.clone()?, vm.channel.clone()?);
         Some(Self { name: vm.name.clone(), domain, config })
@@ -57,39 +57,39 @@ impl Vm {
 
 /// A connected front end.
 pub struct Session {
-    /// Of this port.
+    /// Port that it is connected to.
     pub port: String,
-    /// The how manieth of the port.
+    /// Number of the session at the port, counted from the daemon's start.
     pub number: u64,
-    /// What it shares.
+    /// Memory that it shares.
     pub memory: Arc<[SharedRegion]>,
 }
 
-/// What a VM's ports know; a seam for tests.
+/// State of a VM's ports; a seam for tests.
 pub trait FrontEnds: Send {
-    /// Those that are connected.
+    /// Connected front ends.
     fn sessions(&self) -> Vec<Session>;
-    /// Those of each network port.
+    /// Addresses of each network port.
     fn addresses(&self) -> Vec<NetAddresses>;
 }
 
 /// Whether it should be a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stance {
-    /// As soon as it can.
+    /// Member as soon as it can be.
     Wanted,
-    /// It was told to leave.
+    /// Out, by command.
     Left,
-    /// Nobody has asked for it.
+    /// Out until a command asks it to join.
     NotAsked,
 }
 
 /// Why it is no member, though it should be.
 #[derive(Debug)]
 enum Obstacle {
-    /// Its ports will tell when this is over.
+    /// An event of its ports will end this: no timer is needed.
     NotYet(&'static str),
-    /// Time may help.
+    /// A later attempt may succeed.
     Failed(String),
 }
 
@@ -114,7 +114,7 @@ impl From<ChannelError> for Obstacle {
     }
 }
 
-/// See the module's text.
+/// State of the thread that makes one VM a member and looks after it.
 pub struct Candidate {
     vm: Arc<Vm>,
     members: Arc<dyn Members>,
@@ -123,14 +123,14 @@ pub struct Candidate {
     stance: Stance,
     /// The sessions of the last look.
     seen: Vec<(String, u64)>,
-    /// What it joined with last.
+    /// Memory and addresses that it joined with last.
     joined: Option<(FileId, Addresses)>,
     pause: Duration,
     next_try: Option<Instant>,
 }
 
 impl Candidate {
-    /// One that has not looked yet.
+    /// Makes a candidate that has not looked at its ports yet.
     pub fn new(
         vm: Arc<Vm>,
         members: Arc<dyn Members>,
@@ -143,7 +143,7 @@ impl Candidate {
         Self { vm, members, excludes, front, stance, seen, joined, pause, next_try }
     }
 
-    /// Until it is stopped.
+    /// Runs until the inbox is stopped.
     pub fn run(mut self, inbox: &Inbox) {
         let mut limit = self.look(inbox);
         loop {
@@ -163,8 +163,8 @@ impl Candidate {
         }
     }
 
-    /// Does what follows from how its ports are. Returns when to look again at the latest; none:
-    /// when something changes.
+    /// Joins, or looks after the membership, as the ports' state demands. Returns when to look
+    /// again at the latest; none: when something changes.
     pub fn look(&mut self, inbox: &Inbox) -> Option<Duration> {
         let sessions = self.front.sessions();
         if self.has_changed(&sessions) {
@@ -181,7 +181,7 @@ impl Candidate {
         self.watch_end()
     }
 
-    /// Once it is no member, its addresses are nobody's. The end of a membership tells nobody:
+    /// Gives the addresses up once the VM is no member. The end of a membership wakes nobody:
     /// returns when to look for it again.
     fn watch_end(&self) -> Option<Duration> {
         if self.membership().is_some() {
@@ -192,7 +192,7 @@ impl Candidate {
     }
 
     /// Compares the sessions with those of the last look. When none of those is left it is another
-    /// front end, for which what was said of the one before does not hold.
+    /// front end, for which commands given to the one before do not hold.
     fn has_changed(&mut self, sessions: &[Session]) -> bool {
         let now: Vec<(String, u64)> = sessions.iter().map(|s| (s.port.clone(), s.number)).collect();
         if !self.seen.iter().any(|old| now.contains(old)) {
@@ -292,7 +292,8 @@ impl Candidate {
         Ok(())
     }
 
-    /// One that is broken stays so until it leaves: the list says why.
+    /// Keeps a member's addresses and excluded flows current. A broken member stays so until it
+    /// leaves: the list says why.
     fn refresh(
         &mut self,
         member: &MemberInfo,
@@ -311,7 +312,7 @@ impl Candidate {
         Ok(())
     }
 
-    /// By command: now, and later by itself.
+    /// Joins by command: now, and later by itself.
     pub fn join(&mut self, inbox: &Inbox) -> Result<(), PlaneError> {
         let sessions = self.front.sessions();
         self.has_changed(&sessions);
@@ -338,7 +339,7 @@ impl Candidate {
         }
     }
 
-    /// By command; it stays out then.
+    /// Leaves by command, and stays out then.
     pub fn leave(&mut self) -> Result<(), PlaneError> {
         let sessions = self.front.sessions();
         self.has_changed(&sessions);

@@ -22,20 +22,20 @@ use crate::host::shortcuts::Shortcuts;
 /// Connections of a VM that have to pass its network ports ([`pipe::NetFlows::flows_bound`]).
 pub type Bound = dyn Fn(&str) -> Vec<FlowKey> + Send + Sync;
 
-/// By member; the same ones are always in the same order.
+/// Excluded flows of each member; equal sets are in the same order.
 type Lists = BTreeMap<String, Vec<Flow>>;
 
-/// See the module's text.
+/// Flows that each member keeps off the channels.
 pub struct Excludes {
     shortcuts: Arc<Shortcuts>,
     bound: Box<Bound>,
-    /// What members keep off the channel, or are about to begin with. Held while one is told, so
-    /// that its latest list is the latest that was made.
+    /// Lists that members have, or are about to begin with. The lock is held while a member is
+    /// told, so that its latest list is the latest that was made.
     told: Mutex<Lists>,
 }
 
 impl Excludes {
-    /// With nobody told anything.
+    /// Makes lists of no members.
     pub fn new(shortcuts: Arc<Shortcuts>, bound: Box<Bound>) -> Self {
         Self { shortcuts, bound, told: Mutex::default() }
     }
@@ -44,8 +44,8 @@ impl Excludes {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A VM is about to join with these addresses. Returns what it has to keep off from the
-    /// beginning; its peers do already.
+    /// Prepares a VM to join with these addresses. Returns the flows that it has to keep off from
+    /// the beginning; its peers do already.
     pub fn join(
         &self,
         members: &dyn Members,
@@ -61,25 +61,25 @@ impl Excludes {
         Ok(own)
     }
 
-    /// A member is about to have these addresses, too.
+    /// Prepares a member to have these addresses, too.
     pub fn add(&self, members: &dyn Members, vm: &Vm, ips: &[IpAddr]) -> anyhow::Result<()> {
         let mut told = self.told();
         self.shortcuts.open(&vm.domain, &vm.name, ips);
         tell_more(members, &mut told, self.lists(&vm.domain))
     }
 
-    /// A member has these addresses, and no others any more.
+    /// Records that a member has these addresses, and no others any more.
     pub fn settle(&self, vm: &Vm, ips: &[IpAddr]) {
         self.shortcuts.narrow(&vm.domain, &vm.name, ips, MonotonicClock.now_ns());
     }
 
-    /// The VM is no member.
+    /// Records that the VM is no member.
     pub fn leave(&self, vm: &Vm) {
         self.told().remove(&vm.name);
         self.settle(vm, &[]);
     }
 
-    /// What is over a member need not keep off any more.
+    /// Has a member no longer keep off flows that have ended.
     pub fn refresh(&self, members: &dyn Members, vm: &Vm) -> Result<(), ChannelError> {
         let mut told = self.told();
         let Some(old) = told.get(&vm.name).filter(|old| !old.is_empty()) else { return Ok(()) };
@@ -90,7 +90,7 @@ impl Excludes {
         Ok(())
     }
 
-    /// What each member of a domain has to keep off.
+    /// Flows that each member of a domain has to keep off.
     fn lists(&self, domain: &str) -> Lists {
         let members = self.shortcuts.members(domain);
         let owner = |ip| members.iter().find(|(_, ips)| ips.contains(&ip)).map(|(vm, _)| vm);
@@ -114,7 +114,7 @@ impl Excludes {
     }
 }
 
-/// Members whose list lacks something get it.
+/// Sends new lists to members whose list lacks a flow.
 fn tell_more(members: &dyn Members, told: &mut Lists, lists: Lists) -> anyhow::Result<()> {
     for (vm, flows) in lists {
         let known = told.get(&vm).map(Vec::as_slice).unwrap_or_default();
@@ -128,7 +128,7 @@ fn tell_more(members: &dyn Members, told: &mut Lists, lists: Lists) -> anyhow::R
     Ok(())
 }
 
-/// Waits until the member has heard it. One that is just joining cannot be told: who asks tries
+/// Waits until the member has its list. One that is just joining cannot be told: the caller tries
 /// again.
 fn tell(
     members: &dyn Members,

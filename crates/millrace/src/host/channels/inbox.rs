@@ -1,4 +1,4 @@
-//! What wakes a VM's channel thread.
+//! Inbox of a VM's channel thread: commands, and signals that its ports changed.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -7,37 +7,37 @@ use std::time::{Duration, Instant};
 
 use control::plane::PlaneError;
 
-/// What the control API asks for.
+/// Command of the control API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     Join,
     Leave,
 }
 
-/// What is to be done next.
+/// Next task of the thread.
 #[derive(Debug)]
 pub enum Todo {
-    /// Something may have changed, or it is time.
+    /// Look at the ports: something may have changed, or it is time.
     Look,
-    /// A command, and where its answer goes.
+    /// A command, and the sender of its answer.
     Command(Command, Answer),
     /// End.
     Stop,
 }
 
-/// Where an answer goes.
+/// Sender of a command's answer.
 pub type Answer = SyncSender<Result<(), PlaneError>>;
 
 #[derive(Debug, Default)]
 struct Content {
     look: bool,
     stop: bool,
-    /// As many as there are connections to the control socket.
+    /// Commands that wait: at most one per connection to the control socket.
     commands: VecDeque<(Command, Answer)>,
     why: Option<String>,
 }
 
-/// See the module's text. What is told twice before somebody looks is told once.
+/// Commands and signals that wait for the thread. Two signals before the thread looks count once.
 #[derive(Debug, Default)]
 pub struct Inbox {
     content: Mutex<Content>,
@@ -49,13 +49,13 @@ impl Inbox {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something may have changed.
+    /// Signals that something of the ports may have changed.
     pub fn look(&self) {
         self.lock().look = true;
         self.wake.notify_one();
     }
 
-    /// The thread is to end.
+    /// Has the thread end.
     pub fn stop(&self) {
         let mut content = self.lock();
         content.stop = true;
@@ -64,12 +64,12 @@ impl Inbox {
         self.wake.notify_one();
     }
 
-    /// Whether it is to end.
+    /// Whether the thread is to end.
     pub fn is_stopping(&self) -> bool {
         self.lock().stop
     }
 
-    /// Waits until the command was done.
+    /// Sends a command, and waits for its answer.
     pub fn ask(&self, command: Command) -> Result<(), PlaneError> {
         let (answer, answered) = sync_channel(1);
         let stopped = || PlaneError::Failed("the daemon's channels were stopped".into());
@@ -83,7 +83,7 @@ impl Inbox {
         answered.recv().unwrap_or_else(|_| Err(stopped()))
     }
 
-    /// What is to be done; at the latest after `limit` a look.
+    /// Waits for the next task; a look after `limit` at the latest.
     pub fn next(&self, limit: Option<Duration>) -> Todo {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut content = self.lock();
@@ -112,7 +112,7 @@ impl Inbox {
         self.lock().why.clone()
     }
 
-    /// Says why. True when that is news.
+    /// Records why the VM is no member. True when that is news.
     pub fn set_why(&self, why: Option<&str>) -> bool {
         let mut content = self.lock();
         let news = content.why.as_deref() != why;

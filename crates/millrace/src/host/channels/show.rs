@@ -1,4 +1,4 @@
-//! What is shown of members.
+//! Status and metrics of members.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use control::sample::Metrics;
 
 use super::candidate::Vm;
 
-/// A VM as it stands: one line, and one more for each earlier run of it whose memory peers still
-/// have. The one of now comes last.
+/// Status of a VM: one line, and one more for each earlier run of it whose memory peers still have.
+/// The line of the current run comes last.
 pub fn status(vm: &Vm, why: Option<String>, members: &[MemberInfo]) -> Vec<ChannelStatus> {
     let mut all: Vec<ChannelStatus> = members
         .iter()

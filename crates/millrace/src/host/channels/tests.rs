@@ -161,7 +161,7 @@ pub fn played() -> (Arc<Played>, Receiver<String>) {
     (Arc::new(Played { list, refuse, asked: Mutex::new(told) }), asked)
 }
 
-/// Of VMs without pipes.
+/// Excludes of VMs without pipes.
 fn no_excludes() -> Excludes {
     Excludes::new(Arc::default(), Box::new(|_| Vec::new()))
 }

@@ -234,8 +234,8 @@ fn put_back(received: &mut Received, place: &Put<'_>, modules: &VmModules) -> St
     }
 }
 
-/// Nobody else serves the files: this daemon's process has ended, and that of another one would
-/// have them locked.
+/// Exchanges the files, under the folder's lock. Nobody else serves them: this daemon's process has
+/// ended, and that of another one would have them locked.
 fn exchange(received: &mut Received, place: &Put<'_>) -> Result<(), PlaneError> {
     let folder = place.state_dir.join(place.module);
     engine::private_folder(&folder).map_err(refused)?;

@@ -15,7 +15,7 @@ use modules::copy::LockedFolder;
 
 use super::{Modules, OfVm, locked, refused};
 
-/// No module is named so.
+/// File that marks a folder as drained; no module has this name.
 const MARK: &str = ".drained";
 
 /// Whether the modules of this folder are not to be started.
@@ -58,7 +58,7 @@ impl OfVm {
         Ok(())
     }
 
-    /// The locks of all its folders: another daemon's process may have them, on this host at least.
+    /// Locks all folders of the modules. Another daemon's process on this host may hold them.
     fn nobody_serves(&self) -> Result<Vec<LockedFolder>, String> {
         let list = locked(&self.stand).list.clone();
         let lock = |module: &ModuleConfig| {
@@ -107,7 +107,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Has them serve again.
+    /// Has a VM's drained modules serve again.
     pub fn resume(&self, vm: &str) -> Result<(), PlaneError> {
         let of_vm = self.found(vm)?;
         let _change = locked(&self.change);

@@ -1,4 +1,4 @@
-//! How modules stand, and what they count.
+//! State of modules, and their counters.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -13,19 +13,19 @@ use modules::{ModuleStats, VmModules};
 /// within half a second, and leaves out who is busy.
 pub const STATS_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// Where counters come.
+/// Receiver of counters that were asked for.
 pub type Answer = Receiver<Vec<ModuleStats>>;
 
-/// How a VM's modules stand.
+/// State of a VM's modules.
 #[derive(Default)]
 pub struct Stand {
-    /// In the order of the config.
+    /// Names, in the order of the config.
     pub names: Vec<String>,
-    /// The same, as they are run.
+    /// Modules of these names, as they are run.
     pub list: Vec<modules::ModuleConfig>,
-    /// They were ended until they are resumed.
+    /// True while they are ended until they are resumed.
     pub drained: bool,
-    /// None: they have not begun, or could not.
+    /// Running modules; none when they have not begun, or could not.
     pub modules: Option<Arc<VmModules>>,
     /// Why they could not begin.
     pub failed: Option<String>,
@@ -33,7 +33,7 @@ pub struct Stand {
     pub no_socket: Option<String>,
     /// Why there is no memory for rings.
     pub no_ring: Option<String>,
-    /// What they counted when they last said so.
+    /// Counters of the last answer.
     pub last: Vec<ModuleStats>,
 }
 
@@ -43,12 +43,12 @@ pub fn wait(answer: &Answer, until: Instant) -> Result<Vec<ModuleStats>, RecvTim
 }
 
 impl Stand {
-    /// Asks for counters; none: nobody is there to be asked.
+    /// Asks for counters; none when no modules run.
     pub fn ask(&self) -> Option<Answer> {
         self.modules.as_ref().map(|modules| modules.ask_stats())
     }
 
-    /// How each stands; `told`: what came when they were asked.
+    /// State of each module; `told`: the answer when they were asked for counters.
     pub fn show(
         &mut self,
         vm: &str,
@@ -99,7 +99,8 @@ fn times(stats: &ModuleStats) -> Snapshot {
     Snapshot::from_coarse(&stats.latency, stats.latency_sum_ns)
 }
 
-/// Its buckets are coarse, what the process made of the fine ones is not.
+/// Latency of a module. Its buckets are coarse; the percentiles are those that the process computed
+/// from fine ones.
 fn latency(stats: &ModuleStats) -> LatencyStatus {
     LatencyStatus {
         p50_ns: stats.latency_p50_ns,
