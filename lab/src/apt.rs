@@ -42,7 +42,7 @@ pub const PROGRAMS: [(&str, &str); 32] = [
     ("mkfs.btrfs", "btrfs-progs"),
 ];
 
-/// Where programs are looked for; `PATH` of a test run often lacks the `sbin` folders.
+/// Folders in which programs are looked for; `PATH` of a test run often lacks the `sbin` folders.
 const FOLDERS: [&str; 6] =
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"];
 

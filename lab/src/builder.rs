@@ -1,4 +1,4 @@
-//! What a guest is made of, and QEMU's command line for it.
+//! Parts of a guest, and QEMU's command line for it.
 
 use std::path::{Path, PathBuf};
 

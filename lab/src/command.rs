@@ -10,7 +10,7 @@ use crate::{Guest, LabError};
 /// Host time beyond the guest's own time-out before a command counts as lost.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// What a finished command printed and how it ended.
+/// Output of a finished command, and its exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     /// The guest's name, for error texts.

@@ -8,7 +8,7 @@ use std::path::Path;
 pub const TAIL_LINES: usize = 40;
 /// Bytes at the end of a file that are looked at.
 const TAIL_BYTES: u64 = 64 * 1024;
-/// What the kernel or the lab's init prints when the guest cannot go on.
+/// Messages of the kernel or the lab's init when the guest cannot go on.
 const FATAL: [&str; 6] = [
     "Kernel panic",
     "BUG: ",

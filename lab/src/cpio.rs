@@ -16,7 +16,7 @@ pub struct Archive<W: Write> {
     written: u64,
 }
 
-/// What the header of one entry says besides its name.
+/// Header of one entry, besides its name.
 #[derive(Default)]
 struct Entry {
     mode: u32,

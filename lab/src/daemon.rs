@@ -226,7 +226,7 @@ impl Daemon {
         Ok(sum(&self.metrics()?, name, labels))
     }
 
-    /// Its control socket.
+    /// Client of its control socket.
     #[must_use]
     pub fn control(&self) -> Client {
         Client::new(&self.run_dir.join("control.sock"))
@@ -401,7 +401,7 @@ fn units(run_dir: &Path) -> Result<Vec<&'static str>, LabError> {
     Ok(std::iter::once("millrace.service").chain(wanted).collect())
 }
 
-/// What is before a program's command, so that it has what its unit gives it and no more.
+/// Words in front of a program's command, so that it has what its unit gives it and no more.
 fn as_service(lab: &Lab, units: &[&str]) -> Result<Vec<OsString>, LabError> {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
     let mut words = vec![crate::program::agent(lab.cache())?.into(), "service".into()];
@@ -434,7 +434,7 @@ fn wait_notified(notices: &UnixDatagram, child: &Child) -> Result<(), String> {
     }
 }
 
-/// See [`Daemon::metric_sum`].
+/// Sum of a metric's samples, as [`Daemon::metric_sum`] gives it.
 fn sum(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     let wanted: Vec<String> = labels.iter().map(|(k, v)| format!("{k}=\"{v}\"")).collect();
     let series = text.lines().filter(|line| {

@@ -105,7 +105,7 @@ pub enum Aio {
     Threads,
     /// Linux AIO; needs [`CacheMode::None`].
     Native,
-    /// io_uring.
+    /// Engine `io_uring`.
     IoUring,
 }
 
@@ -114,7 +114,7 @@ pub enum Aio {
 pub struct QemuFile {
     /// The image.
     pub path: PathBuf,
-    /// Its format.
+    /// Format of the disk.
     pub format: Format,
     /// The page cache.
     pub cache: CacheMode,
@@ -204,7 +204,7 @@ pub const MAX_ROOT_PORTS: u8 = 31;
 /// Chassis, slot and PCI addresses of root ports begin above those that QEMU gives out itself.
 const FIRST_CHASSIS: u8 = 32;
 const FIRST_ADDRESS: u8 = 16;
-/// Of one PCI device.
+/// Functions of one PCI device.
 const FUNCTIONS: u8 = 8;
 /// Room for BARs behind one root port.
 const ROOT_PORT_RESERVE: &str = "1G";

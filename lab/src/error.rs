@@ -1,4 +1,4 @@
-//! What can go wrong in the lab.
+//! Errors of the lab.
 
 use std::io;
 use std::time::Duration;
@@ -23,15 +23,15 @@ pub enum LabError {
         command: String,
         /// How it ended.
         status: String,
-        /// What it printed, cut to its end.
+        /// Output, cut to its end.
         output: String,
     },
-    /// Something that the lab needs is not there.
+    /// A program, package or device that the lab needs is missing.
     #[error("{what} is missing; {remedy}")]
     Missing {
         /// The thing.
         what: String,
-        /// What to do.
+        /// Remedy for it.
         remedy: String,
     },
     /// A request or file is outside what the lab does.
@@ -48,7 +48,7 @@ pub enum LabError {
         why: String,
         /// The last 40 lines of its console.
         console: String,
-        /// What QEMU printed.
+        /// Errors that QEMU printed.
         stderr: String,
     },
     /// The guest did not do something in time.
@@ -56,7 +56,7 @@ pub enum LabError {
     GuestTimeout {
         /// The guest's name.
         name: String,
-        /// What was waited for.
+        /// Event that was waited for.
         what: String,
         /// The time-out.
         after: Duration,
@@ -74,9 +74,9 @@ pub enum LabError {
         code: i32,
         /// " after its time-out", or nothing.
         killed: &'static str,
-        /// Its output.
+        /// Output of the command.
         stdout: String,
-        /// Its errors.
+        /// Errors of the command.
         stderr: String,
     },
     /// The agent refused a request, or the protocol broke.
@@ -100,7 +100,7 @@ pub enum LabError {
     /// The daemon did not start, ended, or gave a wrong answer.
     #[error("millrace daemon: {what}\n--- its log ---\n{log}")]
     Daemon {
-        /// What happened.
+        /// Event that was not expected.
         what: String,
         /// The log's last lines.
         log: String,

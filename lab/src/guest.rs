@@ -340,7 +340,7 @@ impl Guest {
         }
     }
 
-    /// Where its CPUs are, twice, and what their interrupt controllers hold: a guest that hangs
+    /// State of its CPUs, twice, and of their interrupt controllers: a guest that hangs
     /// says nothing itself. A CPU that has halted (`HLT=1`) with an interrupt in service (`ISR`)
     /// takes no other of its class or below. Seen with QEMU 7.2 emulating two CPUs, not with 10.0.
     /// Until 8.2 a CPU may use the memory map that another one has just changed with what it

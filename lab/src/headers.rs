@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{Cache, Kernel, LabError, apt};
 
-/// Where Debian puts them, below the root.
+/// Folder of Debian's headers, below the root.
 const SOURCES: &str = "usr/src";
 
 /// The folder for `make -C` that belongs to a kernel, unpacked on first use.

@@ -74,7 +74,7 @@ impl Image {
         &self.path
     }
 
-    /// Its size; a guest needs about twice this much memory besides its own.
+    /// Size of the image; a guest needs about twice this much memory besides its own.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
@@ -222,7 +222,7 @@ impl ImageBuilder {
         Ok(Image { path, len_bytes })
     }
 
-    /// What comes from packages.
+    /// Adds the files of packages.
     fn add_packaged(&self, content: &mut Content, cache: &Cache) -> Result<(), LabError> {
         let mut folders = Vec::new();
         for package in &self.library_packages {
@@ -243,7 +243,7 @@ impl ImageBuilder {
         Ok(())
     }
 
-    /// What is built from this workspace.
+    /// Adds the programs that are built from this workspace.
     fn add_ours(
         &self,
         content: &mut Content,
@@ -273,7 +273,7 @@ impl ImageBuilder {
         Ok(())
     }
 
-    /// What every image has, and programs and files of the host.
+    /// Collects the files that every image has, and programs and files of the host.
     fn collect(&self, agent: &Path) -> Result<Content, LabError> {
         let mut content = Content::new();
         content.insert("/bin/busybox".to_owned(), apt::need("busybox")?);
@@ -403,7 +403,7 @@ fn add_folder(content: &mut Content, root: &Path, folder: &Path) -> Result<(), L
     Ok(())
 }
 
-/// Where a module is in the guest; only those of the kernel's own folder have relative paths.
+/// Path of a kernel module in the guest; only those of the kernel's own folder have relative paths.
 fn place_of(module: &str) -> String {
     if module.starts_with('/') { module.to_owned() } else { format!("/lab/modules/{module}") }
 }

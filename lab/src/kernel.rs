@@ -13,7 +13,7 @@ use crate::modules::ModuleTable;
 use crate::process::run;
 use crate::{Cache, LabError, apt};
 
-/// Which kernel a guest boots.
+/// Kernel that a guest boots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KernelChoice {
     /// Debian 12's own kernel.
@@ -52,7 +52,7 @@ impl FromStr for KernelChoice {
     }
 }
 
-/// What the cache remembers of an unpacked kernel.
+/// Description of an unpacked kernel in the cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct About {
     package: String,
@@ -94,7 +94,7 @@ impl Kernel {
         &self.about.version
     }
 
-    /// What `uname -r` says in the guest.
+    /// Release, as `uname -r` prints it in the guest.
     #[must_use]
     pub fn release(&self) -> &str {
         &self.about.release

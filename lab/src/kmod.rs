@@ -10,14 +10,14 @@ use crate::process::run;
 use crate::program::{copy, hash_of};
 use crate::{Cache, Kernel, LabError, apt};
 
-/// Where an image has the modules.
+/// Folder of the kernel modules in an image.
 pub const GUEST_FOLDER: &str = "/kmod";
 
 /// The package that brings the kernel's own style checker, and what of it is kept. No smaller
 /// package has it.
 const CHECKPATCH_PACKAGE: &str = "linux-source-6.1";
 const CHECKPATCH: [&str; 3] = ["checkpatch.pl", "spelling.txt", "const_structs.checkpatch"];
-/// What the style checker need not say:
+/// Complaints of the style checker that do not apply:
 /// - `LINUX_VERSION_CODE`: one source serves both kernels, which in-tree code need not.
 /// - `CONSTANT_COMPARISON`: takes `LINUX_VERSION_CODE` for the constant in these.
 /// - `FILE_PATH_CHANGES`: asks for an entry in the kernel's own list of maintainers.

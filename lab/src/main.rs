@@ -50,10 +50,10 @@ struct Boot {
     /// How many guests
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     vms: u8,
-    /// What connects them
+    /// Network that connects them
     #[arg(long, value_enum, default_value_t = Network::Tap)]
     net: Network,
-    /// Which kernel: 6.1 or 6.12
+    /// Kernel: 6.1 or 6.12
     #[arg(long, default_value_t = KernelChoice::V6_1)]
     kernel: KernelChoice,
     /// Memory of each guest

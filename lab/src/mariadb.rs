@@ -15,9 +15,9 @@ use std::time::Duration;
 use crate::process::run;
 use crate::{Cache, DEFAULT_TIMEOUT, Guest, ImageBuilder, LabError, apt, program};
 
-/// Where the server listens in the guest.
+/// Socket of the server in the guest.
 pub const SOCKET: &str = "/run/mysqld/mysqld.sock";
-/// Where it writes what it says.
+/// Log file of the server.
 pub const LOG: &str = "/tmp/mariadbd.log";
 /// Runs SQL that stands on its standard input, or after `-e`: tabs between columns, no names, each
 /// line at once.

@@ -1,4 +1,4 @@
-//! Which module files a guest needs, in load order, from what `depmod` wrote.
+//! Files of kernel modules that a guest needs, in load order, from what `depmod` wrote.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -22,7 +22,7 @@ pub struct ModuleTable {
 /// One module with all that must be loaded before it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Resolved {
-    /// Its name, with underscores.
+    /// Name, with underscores.
     pub name: String,
     /// Other names the kernel asks for it by.
     pub aliases: Vec<String>,

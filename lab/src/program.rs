@@ -18,7 +18,7 @@ fn agent_sources() -> PathBuf {
 
 /// Starts the guest's agent as its unit says.
 pub const AGENT_SERVICE: &str = "agent service /usr/lib/systemd/system/millrace-agent.service";
-/// Of the agent's sources and pieces.
+/// File name of the agent's unit, in its sources and among its pieces.
 const AGENT_UNIT: &str = "millrace-agent.service";
 
 /// Files of Millrace's guest pieces: as built, and where they go in a guest.
@@ -111,7 +111,7 @@ pub(crate) fn guest_pieces(cache: &Cache) -> Result<Vec<(String, PathBuf)>, LabE
     Ok(PIECES.iter().map(|(name, place)| ((*place).to_owned(), folder.join(name))).collect())
 }
 
-/// Of the names and content of all files below some folders.
+/// Hash of the names and content of all files below some folders.
 pub(crate) fn hash_of(folders: &[&Path]) -> Result<u64, LabError> {
     let mut hash = Xxh3::new();
     for folder in folders {
@@ -160,10 +160,10 @@ pub(crate) fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>, LabError> {
     libraries_in(program, &[])
 }
 
-/// Where a package has its libraries.
+/// Folders in which a package has its libraries.
 pub(crate) const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// As [`libraries`]; those in some folders are taken rather than the host's.
+/// Finds libraries as [`libraries`] does; those in some folders are taken rather than the host's.
 ///
 /// # Errors
 /// A library is missing in both.
@@ -187,8 +187,7 @@ pub(crate) fn libraries_in(
     parse_ldd(&String::from_utf8_lossy(&output.stdout), program)
 }
 
-/// Where a library goes in a guest: to its own place, or to the system's if it was unpacked below
-/// the cache.
+/// Path of a library in a guest: its own, or the system's if it was unpacked below the cache.
 pub(crate) fn place_of(library: &Path, cache: &Path) -> String {
     match library.file_name() {
         Some(name) if library.starts_with(cache) => {

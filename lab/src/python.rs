@@ -16,10 +16,10 @@ use crate::{Cache, LabError, apt};
 const PIP: (&str, &str) = ("python3-pip-whl", "usr/share/python-wheels");
 const MAKE_TREE: &str = include_str!("../quic/tree.py");
 const REQUIREMENTS: &str = include_str!("../quic/requirements.txt");
-/// See the program itself; guests have it as [`QUIC_PROGRAM`].
+/// Source of the QUIC client and server; guests have it as [`QUIC_PROGRAM`].
 const QUIC: &str = include_str!("../quic/quic.py");
 
-/// Where guests have the QUIC client and server.
+/// Path of the QUIC client and server in guests.
 pub const QUIC_PROGRAM: &str = "/lab/quic.py";
 
 /// A folder with a guest's `/usr/bin/python3`, all that it reads and the libraries it loads, made

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 /// Long enough for a ten-thousandth.
 const MEASURE: Duration = Duration::from_millis(50);
-/// Of which the one counts that was interrupted least.
+/// Readings, of which the one counts that was interrupted least.
 const READINGS: u32 = 100;
-/// What processors have. Anything else was not measured.
+/// Frequencies that processors have. Anything else was not measured.
 const POSSIBLE_KHZ: std::ops::Range<u32> = 500_000..10_000_000;
 
 /// Measured once. None: the guest finds out by itself.

@@ -1,4 +1,4 @@
-//! What members of channels need of a guest: root ports to plug memory into while it runs, a
+//! Guests with what members of channels need: root ports to plug memory into while it runs, a
 //! second monitor, memory of a power of two.
 
 #![allow(clippy::unwrap_used)]
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 const BOOT: Duration = Duration::from_secs(180);
 const LEN_BYTES: u64 = 256 << 20;
-/// ivshmem by its PCI number; the memory is its third BAR.
+/// Search for the ivshmem device by its PCI number; the memory is its third BAR.
 const FIND: &str = "grep -lx 0x1110 /sys/bus/pci/devices/*/device";
 
 /// The second monitor, as the daemon uses it.

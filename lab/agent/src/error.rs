@@ -1,4 +1,4 @@
-//! What can go wrong in the agent and its tools.
+//! Errors of the agent and its tools.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ pub enum AgentError {
     /// The other side closed the port or the connection.
     #[error("{what}: the other side closed the connection")]
     Closed {
-        /// What was being read.
+        /// Subject that was being read.
         what: &'static str,
     },
     /// A frame's length field is above the limit.
@@ -25,7 +25,7 @@ pub enum AgentError {
     BadFrame {
         /// The kind byte.
         kind: u8,
-        /// What is wrong.
+        /// Fault of it.
         what: &'static str,
     },
     /// The two sides speak different versions of the protocol.

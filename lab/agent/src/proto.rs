@@ -20,7 +20,7 @@ pub const CHUNK_BYTES: usize = 64 * 1024;
 /// `id` and `kind`: the part of `len` that is not body.
 const FIXED_BYTES: usize = 5;
 
-/// What the host asks.
+/// Request of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// First message; the agent answers [`Reply::Hello`].
@@ -65,7 +65,7 @@ pub enum Request {
     Shutdown,
 }
 
-/// What the agent answers.
+/// Reply of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Answer to [`Request::Hello`].
@@ -77,7 +77,7 @@ pub enum Reply {
     },
     /// The command runs.
     Started {
-        /// Its process (and group) id in the guest.
+        /// Process (and group) id of the command in the guest.
         pid: u32,
     },
     /// Bytes of its standard output.
@@ -240,7 +240,7 @@ impl Message for Reply {
     }
 }
 
-/// What is left of a body while it is decoded.
+/// Rest of a body while it is decoded.
 struct Body<'a> {
     kind: u8,
     rest: &'a [u8],

@@ -19,7 +19,7 @@ pub const MAX_INCOMING: usize = 16;
 
 type Groups = Arc<Mutex<HashMap<u32, Option<Pid>>>>;
 
-/// Where answers go; clones share one lock, so frames never mix.
+/// Writer of answers; clones share one lock, so frames never mix.
 struct Answers<W> {
     to: Arc<Mutex<W>>,
 }

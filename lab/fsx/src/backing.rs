@@ -1,4 +1,4 @@
-//! What a disk's backing file holds: a pattern of its own, so that its bytes are known where they
+//! Content of a disk's backing file: a pattern of its own, so that its bytes are known where they
 //! show.
 
 use std::fs::File;

@@ -1,5 +1,4 @@
-//! What a disk or image holds, in few bytes: a sum for each MiB, so that two that differ tell
-//! where.
+//! Digest of a disk or image: a sum for each MiB, so that two that differ tell where.
 
 use std::collections::BTreeMap;
 use std::fs::File;

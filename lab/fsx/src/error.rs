@@ -26,7 +26,7 @@ pub enum FsxError {
     /// A file could not be opened, made or read.
     #[error("{what} {path}: {source}", path = path.display())]
     File {
-        /// What was being done.
+        /// Operation that failed.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -38,7 +38,7 @@ pub enum FsxError {
     Model {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault of it.
         source: serde_json::Error,
     },
     /// Numbers that do not fit together.

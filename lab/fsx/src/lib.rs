@@ -85,7 +85,7 @@ pub enum Place {
     Disk {
         /// The device.
         path: PathBuf,
-        /// What it holds in the beginning.
+        /// Content in the beginning.
         ground: Content,
     },
 }
@@ -93,7 +93,7 @@ pub enum Place {
 /// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where.
+    /// Files or disk to work on.
     pub place: Place,
     /// The seed of all choices.
     pub seed: u64,
@@ -107,7 +107,7 @@ pub struct Plan {
     pub time: Option<Duration>,
     /// Operations of each worker after which it ends.
     pub operations: Option<u32>,
-    /// Where the models go in the end.
+    /// Folder that the models are saved to in the end.
     pub save: Option<PathBuf>,
 }
 
@@ -125,9 +125,9 @@ struct Saved {
 #[derive(Debug)]
 struct Shared {
     barrier: Barrier,
-    /// Somebody wants the end: time, a signal, a wrong byte.
+    /// Flag of the end: time is over, a signal came, or a byte was wrong.
     stop: Arc<AtomicBool>,
-    /// This chapter is the last: all operations are done.
+    /// Flag of the last chapter: all operations are done.
     is_last: AtomicBool,
     /// All have agreed on it, at the end of a chapter.
     is_over: AtomicBool,

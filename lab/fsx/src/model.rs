@@ -25,7 +25,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// What a disk with a backing file made by [`crate::backing::fill`] holds in the beginning.
+    /// Content in the beginning of a disk with a backing file made by [`crate::backing::fill`].
     pub const BACKING: Self = Self::Written { file: BACKING_FILE, generation: 1, shift: 0 };
 
     /// Fills a buffer with what is at a place.
@@ -117,7 +117,7 @@ impl Model {
         self.clear(len_bytes..u64::MAX);
     }
 
-    /// What a range holds, in pieces, in order, without a gap.
+    /// Content of a range, in pieces, in order, without a gap.
     #[must_use]
     pub fn pieces(&self, range: Range<u64>) -> Vec<(Range<u64>, Content)> {
         let mut pieces = Vec::new();

@@ -21,21 +21,21 @@ const WINDOW_OPERATIONS: u32 = 64;
 /// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// pwrite(2).
+    /// Write by pwrite(2).
     Write,
-    /// pwrite(2) with `O_DIRECT`.
+    /// Write by pwrite(2) with `O_DIRECT`.
     WriteDirect,
     /// Bytes stored into a mapping, with or without msync(2).
     WriteMapped,
-    /// pread(2), checked.
+    /// Read by pread(2), checked.
     Read,
-    /// pread(2) with `O_DIRECT`, checked.
+    /// Read by pread(2) with `O_DIRECT`, checked.
     ReadDirect,
     /// Bytes loaded from a mapping, checked.
     ReadMapped,
-    /// ftruncate(2), up or down.
+    /// Change of the length by ftruncate(2), up or down.
     Truncate,
-    /// fallocate(2): blocks, and a longer file.
+    /// Allocation by fallocate(2): blocks, and a longer file.
     Allocate,
     /// The same with `FALLOC_FL_KEEP_SIZE`.
     AllocateKeep,
@@ -45,19 +45,19 @@ pub enum Kind {
     Zero,
     /// The same with `FALLOC_FL_KEEP_SIZE`.
     ZeroKeep,
-    /// copy_file_range(2).
+    /// Copy by copy_file_range(2).
     Copy,
-    /// sync_file_range(2): written back, not flushed.
+    /// Write-back by sync_file_range(2), without a flush.
     WriteBack,
-    /// fsync(2).
+    /// Flush by fsync(2).
     Sync,
-    /// fdatasync(2).
+    /// Flush by fdatasync(2).
     DataSync,
-    /// sync_file_range(2) and `POSIX_FADV_DONTNEED`, and a checked read of the range.
+    /// Eviction by sync_file_range(2) and `POSIX_FADV_DONTNEED`, and a checked read of the range.
     Evict,
-    /// close(2) and open(2).
+    /// Reopening by close(2) and open(2).
     Reopen,
-    /// unlink(2) and a new file.
+    /// New file in the old one's place: unlink(2) and a new file.
     Recreate,
     /// `BLKDISCARD`, and a read of what is there now.
     Discard,
@@ -113,11 +113,11 @@ const OF_DISKS: [Weight; 12] = [
 /// One operation.
 #[derive(Clone, Debug)]
 pub struct Op {
-    /// What it does.
+    /// Kind of operation.
     pub kind: Kind,
     /// On which of the worker's targets.
     pub target: usize,
-    /// Where; for [`Kind::Truncate`] the begin is the new length.
+    /// Range; for [`Kind::Truncate`] the begin is the new length.
     pub range: Range<u64>,
     /// For [`Kind::Copy`]: which target's bytes, from where.
     pub source: Option<(usize, u64)>,
@@ -137,7 +137,7 @@ impl fmt::Display for Op {
 /// Length of a target, as a choice needs it.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Its length now.
+    /// Length now.
     pub len_bytes: u64,
     /// The longest that it may get.
     pub max_len_bytes: u64,
@@ -249,7 +249,8 @@ impl Chooser {
         Op { kind, target, range, source }
     }
 
-    /// Where bytes may be copied from: not beyond a file's end, and not from the range itself.
+    /// Picks the begin of a range that bytes may be copied from: not beyond a file's end, and not
+    /// the range itself.
     fn source(
         &mut self,
         extents: &[Extent],

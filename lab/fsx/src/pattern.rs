@@ -36,7 +36,7 @@ pub struct Origin {
     pub file: u8,
     /// Number of the operation that wrote it.
     pub generation: u32,
-    /// Where it was written.
+    /// Offset at which it was written.
     pub at: u64,
 }
 

@@ -58,7 +58,7 @@ fn wrong_ranges(got: &[u8], want: &[u8]) -> Vec<Range<usize>> {
     ranges
 }
 
-/// What wrong bytes are: zeroes, words of some write, or neither.
+/// Nature of wrong bytes: zeroes, words of some write, or neither.
 fn nature(got: &[u8], at: u64, target: &Target, number: u32) -> String {
     if got.iter().all(|byte| *byte == 0) {
         return "zeroes".into();
@@ -82,7 +82,7 @@ fn nature(got: &[u8], at: u64, target: &Target, number: u32) -> String {
     "no word of ours".into()
 }
 
-/// What a range must hold.
+/// Content that a range must hold.
 fn expected(target: &Target, range: Range<u64>) -> String {
     let mut text = String::new();
     for (range, content) in target.model.pieces(range).into_iter().take(RANGES) {

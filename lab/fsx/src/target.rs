@@ -1,4 +1,4 @@
-//! What is worked on: a file, or a part of a disk.
+//! Target of the work: a file, or a part of a disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -25,13 +25,13 @@ pub enum Way {
 /// A file or a part of a disk, opened, with what it must hold.
 #[derive(Debug)]
 pub struct Target {
-    /// Where it is.
+    /// Path of the file or disk.
     pub path: PathBuf,
-    /// Its number in patterns.
+    /// Number of the target in patterns.
     pub number: u8,
-    /// What it must hold; offsets are from its own begin.
+    /// Model of the content; offsets are from the target's own begin.
     pub model: Model,
-    /// Where it begins, for a part of a disk; `None` for a file.
+    /// Begin of a part of a disk; `None` for a file.
     begin: Option<u64>,
     /// Longest that it may get.
     pub max_len_bytes: u64,
@@ -61,7 +61,7 @@ impl Target {
         Ok(Self { path: path.into(), number, model, begin, max_len_bytes, buffered, direct })
     }
 
-    /// Where it begins, for a part of a disk.
+    /// Begin of a part of a disk.
     #[must_use]
     pub fn begin(&self) -> Option<u64> {
         self.begin
@@ -73,7 +73,7 @@ impl Target {
         &self.buffered
     }
 
-    /// Where an offset is in the open file.
+    /// Position of an offset in the open file.
     #[must_use]
     pub fn offset(&self, at: u64) -> u64 {
         self.begin.unwrap_or(0) + at

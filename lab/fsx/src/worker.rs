@@ -23,7 +23,7 @@ const HISTORY: usize = 16384;
 /// An operation that was done.
 #[derive(Debug)]
 pub struct Done {
-    /// Its number, and the generation of what it wrote.
+    /// Number of the worker, and generation of its writes.
     pub number: u32,
     /// Milliseconds from the begin of the run to its own begin.
     pub begin_ms: u64,
@@ -66,7 +66,7 @@ pub struct Counts {
 pub struct Worker {
     index: usize,
     seed: u64,
-    /// Its files or parts of a disk.
+    /// Files or parts of a disk.
     pub targets: Vec<Target>,
     chooser: Chooser,
     /// The folder that it trims.
@@ -76,7 +76,7 @@ pub struct Worker {
     history: VecDeque<Done>,
     number: u32,
     begin: Instant,
-    /// What it did.
+    /// Counts of its operations.
     pub counts: Counts,
 }
 
@@ -289,7 +289,7 @@ impl Worker {
     }
 }
 
-/// What changes a file or disk without bytes of ours.
+/// Changes a file or disk without bytes of ours.
 fn change(target: &mut Target, op: &Op) -> io::Result<()> {
     let Range { start, end } = op.range;
     let (at, len) = (target.offset(start), end - start);

@@ -13,7 +13,7 @@ use super::percentiles;
 use crate::AgentError;
 use crate::stream::Stream;
 
-/// What `O_DIRECT` asks of addresses on every disk.
+/// Alignment of addresses that `O_DIRECT` asks for on every disk.
 const ALIGN_BYTES: usize = 4096;
 /// Most bytes of one read.
 const MAX_READ_BYTES: usize = 1 << 20;

@@ -25,16 +25,16 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::AgentError;
 
-/// What is special about this program.
+/// Options of this program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Its socket is an MPTCP one.
+    /// Use an MPTCP socket.
     mptcp: bool,
-    /// Its socket has `tls` on top of TCP, without keys: bytes go as they are.
+    /// Use `tls` on top of TCP, without keys: bytes go as they are.
     tls: bool,
-    /// It waits for the peer's end before it asks.
+    /// Wait for the peer's end of the stream before asking.
     end: bool,
-    /// It waits for the end of this FIFO before it asks.
+    /// Wait for the end of this FIFO before asking.
     wait: Option<String>,
     /// How it opens the file.
     flags: OFlags,
@@ -174,7 +174,7 @@ fn connect() -> Result<OwnedFd, AgentError> {
     Ok(socket)
 }
 
-/// What was not piped; how many bytes.
+/// Sends the bytes that were not piped. Returns how many.
 fn send(file: &File, socket: &Socket, from: u64, to: u64) -> Result<u64, AgentError> {
     let mut at = from;
     while at < to {

@@ -23,7 +23,7 @@ pub const XFER_PORT: u16 = 7002;
 const MAGIC: [u8; 8] = *b"mr-xfer1";
 const BUFFER_BYTES: usize = 256 * 1024;
 
-/// What is sent: that many bytes of the stream of that seed.
+/// Content that is sent: that many bytes of the stream of that seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
     /// Length of the transfer.
@@ -32,7 +32,7 @@ pub struct Content {
     pub seed: u64,
 }
 
-/// What one end saw.
+/// Report of one end of a transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Bytes moved.

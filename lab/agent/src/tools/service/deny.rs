@@ -1,4 +1,4 @@
-//! What a unit denies, denied by the kernel.
+//! Denials of a unit, enforced by the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -99,7 +99,7 @@ fn failed(error: impl std::fmt::Display) -> AgentError {
     AgentError::Refused(format!("a filter of system calls: {error}"))
 }
 
-/// These calls get an error, all others are allowed.
+/// Has these calls fail with an error; all others are allowed.
 fn apply(rules: Rules, error: i32) -> Result<(), AgentError> {
     install(rules, SeccompAction::Allow, SeccompAction::Errno(error as u32))
 }

@@ -26,8 +26,8 @@ const NAMESPACES: [(&str, i32); 7] = [
 ];
 const FAMILIES: [(&str, u64); 5] =
     [("AF_UNIX", 1), ("AF_INET", 2), ("AF_INET6", 10), ("AF_NETLINK", 16), ("AF_VSOCK", 40)];
-/// They deny a program nothing, or nothing that one could do without the calls and capabilities
-/// that others take.
+/// Settings that deny a program nothing, or nothing that one could do without the calls and
+/// capabilities that others take.
 const ELSEWHERE: [&str; 24] = [
     "Group",
     "OOMPolicy",
@@ -55,7 +55,8 @@ const ELSEWHERE: [&str; 24] = [
     "SystemCallArchitectures",
 ];
 
-/// They give a program a view of files that is not the lab's, whose files are in other places.
+/// Settings that give a program a view of files that is not the lab's, whose files are in other
+/// places.
 const VIEWS: [&str; 11] = [
     "PrivateDevices",
     "PrivateNetwork",
@@ -70,7 +71,7 @@ const VIEWS: [&str; 11] = [
     "ProtectProc",
 ];
 
-/// What a unit says of its program.
+/// Settings of a unit for its program.
 #[derive(Debug, Default)]
 pub struct Unit {
     /// Program and arguments.
@@ -81,7 +82,7 @@ pub struct Unit {
     pub max_locked_bytes: Option<u64>,
     /// Numbers of those that it may have.
     pub capabilities: BTreeSet<u32>,
-    /// Of sockets that it may make.
+    /// Address families of sockets that it may make.
     pub families: BTreeSet<u64>,
     /// Numbers of those that it may make.
     pub calls: BTreeSet<i64>,
@@ -91,10 +92,10 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Of a unit and those that are dropped in.
+    /// Parses a unit and its drop-ins.
     ///
     /// # Errors
-    /// What is not understood, with the line.
+    /// The line that is not understood, and why.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let mut unit = Self::default();
         for text in texts {
