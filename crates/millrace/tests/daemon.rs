@@ -78,8 +78,8 @@ fn the_daemon_shows_serves_and_ends_cleanly() {
     assert!(!place.path("web.vsock").exists());
 }
 
-/// What systemd gives a service: its standard error is the journal's. Here nobody listens for
-/// journald, or the lines go there.
+/// A service of systemd's has the journal as its standard error. Here nobody listens for journald,
+/// or the lines go there.
 #[test]
 fn abuse_S3_lines_for_the_journal_begin_with_their_priority() {
     use std::os::linux::fs::MetadataExt;
@@ -280,7 +280,7 @@ fn abuse_S4_a_group_reads_metrics_on_a_socket_of_its_own() {
     assert!(!socket.exists());
 }
 
-/// libvirt and QEMU would wait for a socket that is not there without a word.
+/// Front ends such as libvirt and QEMU would wait for a socket that is not there without a word.
 #[test]
 fn abuse_O3_front_ends_of_a_port_that_was_not_started_are_turned_away_with_the_reason() {
     let place = Place::new(ALL);
@@ -337,7 +337,8 @@ format='memory'
 size='1MiB'
 ";
 
-/// What its front ends share, all of them together, is what the daemon can be made to pay for.
+/// The memory limit holds for all front ends of a VM together: it is what the daemon can be made to
+/// pay for.
 #[test]
 fn abuse_V11_a_vm_beyond_its_memory_limit_is_refused_and_others_are_served() {
     let place = Place::new(LIMITED);
@@ -380,7 +381,8 @@ fn abuse_V11_a_vm_beyond_its_memory_limit_is_refused_and_others_are_served() {
     mapped("other", "bytes", 4 << 20);
 }
 
-/// Its VMM cut off the memory that its receive buffers are in. Queue 1 is the one that meets it.
+/// The receiver's VMM cut off the memory that its receive buffers are in. Queue 1 is the one that
+/// meets it.
 #[test]
 fn abuse_V13_a_receiver_whose_memory_was_truncated_stops_with_the_right_name() {
     let place = Place::new(TWO_VMS);

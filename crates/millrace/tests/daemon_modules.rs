@@ -224,7 +224,7 @@ fn modules_are_loaded_again_from_the_config() {
     assert_eq!(processes(&daemon).len(), 1);
 }
 
-/// What a module made durable outlives its daemon, and the process does not.
+/// A module's durable files outlive its daemon, and its process does not.
 #[test]
 fn a_killed_daemon_leaves_files_and_no_process() {
     let place = place("");

@@ -19,7 +19,7 @@ spin_us=1000
 
 /// Between two looks at how much was done.
 const RUN_NS: u64 = 10_000_000;
-/// Of all rings.
+/// Size of all rings.
 const QUEUE_SIZE: u16 = 64;
 /// Rings wrap several times.
 const ENOUGH: u64 = 200;

@@ -1,4 +1,4 @@
-//! What the daemon tells of qcow2 images: those that were not closed, and those that are damaged.
+//! Reports of the daemon on qcow2 images: those that were not closed, and those that are damaged.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -23,12 +23,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Pause between two looks at /proc, which has no event to wait for.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What a process has.
+/// Resources that a process holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Holdings {
     fds: usize,
-    /// Of files and memory files. The allocator makes anonymous ones as it likes, and whoever
-    /// forgets one of those (a stack, say) has touched more of it than the slack.
+    /// Mappings of files and memory files. The allocator makes anonymous ones as it likes, and
+    /// whoever forgets one of those (a stack, say) has touched more of it than the slack.
     mappings: usize,
     threads: usize,
 }
@@ -65,7 +65,7 @@ fn once(daemon: &Daemon, sockets: &[PathBuf; 2], i: usize) {
     drop(idle);
 }
 
-/// What it has when nothing is under way: the API's helper threads end some seconds after the last
+/// Holdings when nothing is under way: the API's helper threads end some seconds after the last
 /// request, and a thread that has ended is in /proc for a moment longer.
 fn at_rest(pid: u32, threads: usize) -> Holdings {
     let begin = Instant::now();

@@ -11,7 +11,8 @@ use frontend::many::{self, ManyReport};
 const LENGTH_MS: u64 = 1000;
 const DEPTH: usize = 4;
 
-/// As long as can be: a driver that a busy machine keeps from its CPU is not one that stalls.
+/// Longest hold that there can be: a driver that a busy machine keeps from its CPU is not one that
+/// stalls.
 const LONG_HOLD_US: u32 = 1_000_000;
 /// Much less than a run takes.
 const SHORT_HOLD_US: u32 = 20_000;

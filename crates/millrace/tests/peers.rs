@@ -39,7 +39,7 @@ format = 'memory'
 size = '64MiB'
 ";
 
-/// What a disk of the good VM does in a step.
+/// Time of a step of load at a disk of the good VM.
 const STEP_NS: u64 = 50_000_000;
 
 /// Attaches a disk, uses it, and detaches it; how long both changes took.

@@ -31,7 +31,7 @@ const RUN_NS: u64 = 10_000_000;
 const ENOUGH: u64 = 100_000;
 /// How long the sidecore polls without work: its `spin_us`.
 const SPIN: Duration = Duration::from_millis(10);
-/// Those of a sleep, and as many more when the tracer comes.
+/// System calls of a sleep, and as many more when the tracer comes.
 const CALLS_PER_SLEEP: u64 = 4;
 
 /// Number of the thread of the only sidecore.

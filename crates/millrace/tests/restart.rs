@@ -357,7 +357,8 @@ fn abuse_O2_a_holder_that_the_config_no_longer_names_has_its_sessions_taken_up()
     assert!(!place.socket("holder.sock").exists(), "{}", place.log());
 }
 
-/// As the packaged units start them, with a config that does not speak of a holder.
+/// Daemon and holder are started as by the packaged units, with a config that does not speak of a
+/// holder.
 #[test]
 fn abuse_S2_the_unit_has_a_holder_where_the_config_says_nothing() {
     let place = Place::new(&HELD.replace("holder=true\n", ""));

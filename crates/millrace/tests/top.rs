@@ -54,7 +54,7 @@ fn load(socket: &Path, begun: &Sender<()>, ended: &AtomicBool) {
     load.stop().unwrap();
 }
 
-/// What `top` prints while a disk is under load.
+/// Output of `top` while a disk is under load.
 fn under_load(place: &Place, args: &[&str]) -> Output {
     let (ended, disk) = (AtomicBool::new(false), place.socket("web-d.sock"));
     std::thread::scope(|scope| {

@@ -23,9 +23,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Client {
     socket: UnixStream,
     ring: Option<Ring>,
-    /// What came by the ring and was not taken.
+    /// Bytes that came by the ring and were not taken.
     came: Vec<u8>,
-    /// It looks at the ring and never sleeps.
+    /// Whether it polls the ring and never sleeps.
     pub looks: bool,
 }
 
@@ -157,7 +157,7 @@ impl Client {
         }
     }
 
-    /// So many bytes of the ring; none: the connection has ended before them.
+    /// Takes bytes of the ring; none when the connection has ended before them.
     fn take(&mut self, len: usize) -> Option<Vec<u8>> {
         while self.came.len() < len {
             let ring = self.ring.as_mut().filter(|ring| ring.is_mine())?;

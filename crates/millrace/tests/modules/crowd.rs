@@ -1,4 +1,4 @@
-//! What clients make a process hold has a limit, and whoever holds most pays for it.
+//! Limits of what clients make a process hold: the client that holds most pays for it.
 
 use guest_abi::module::{FRAME_BYTES, Frame, failure, kind};
 use rustix::process::{Pid, test_kill_process};

@@ -1,4 +1,4 @@
-//! What goes wrong: hostile clients, modules that misbehave, processes that are killed.
+//! Faults: hostile clients, modules that misbehave, processes that are killed.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::client::{frame, hello};
 use crate::world::{MODULE, World, write};
 
-/// What a client gets that sends this after its hello.
+/// Answer to a client that sends this after its hello.
 fn goodbye_to(world: &World, bytes: &[u8]) -> (u32, String) {
     let mut client = world.client(9, "a");
     client.send(bytes);

@@ -1,4 +1,4 @@
-//! What works as it should.
+//! Modules that serve as they should.
 
 use guest_abi::module::{MAX_BODY_BYTES, flag, kind};
 use modules::ModuleConfig;

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::client::Client;
 use crate::world::{World, command, write};
 
-/// It starts once its folder has a file `gate`.
+/// Module that starts once its folder has a file `gate`.
 const GATED: &str = r#"(module
     (import "millrace" "reply" (func $reply (param i32 i64 i32 i32 i32) (result i32)))
     (import "millrace" "file_open" (func $open (param i32 i32 i32) (result i32)))
@@ -90,7 +90,7 @@ fn a_process_that_ends_in_front_of_its_folders_leaves_the_old_one_running() {
     assert_eq!(world.pid(), pid);
 }
 
-/// It takes as long as a process is given to end.
+/// Replacing it takes as long as a process is given to end.
 #[test]
 fn abuse_M_a_process_that_hangs_is_killed_and_replaced() {
     let world = World::start();

@@ -135,7 +135,7 @@ impl World {
         Self { modules, config, ..self }
     }
 
-    /// Its modules.
+    /// Configs of its modules.
     pub fn configs(&self) -> Vec<ModuleConfig> {
         self.config.modules.clone()
     }
@@ -150,7 +150,7 @@ impl World {
         self._folder.path().join("ring")
     }
 
-    /// What the VM is charged next.
+    /// Next charge of the VM.
     pub fn charged(&self) -> DiskUse {
         self.used.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap()
     }

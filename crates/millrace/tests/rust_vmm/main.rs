@@ -16,9 +16,9 @@ use vhost::vhost_user::message::VhostUserConfigFlags as ConfigFlags;
 use vhost::vhost_user::{VhostUserFrontend, VhostUserProtocolFeatures as Protocols};
 use vmm::Vmm;
 
-/// Of `writeback` (virtio 1.2, 5.2.4).
+/// Offset of `writeback` in config space (virtio 1.2, 5.2.4).
 const WRITEBACK_OFFSET: u32 = 32;
-/// Of `status` (virtio 1.2, 5.1.4).
+/// Offset of `status` in config space (virtio 1.2, 5.1.4).
 const NET_STATUS_OFFSET: u32 = 6;
 
 fn place(order: &Order, has_holder: bool) -> Place {
@@ -36,7 +36,7 @@ fn all(_: &Order, _: Kind) -> bool {
     true
 }
 
-/// What `which` names. The last one printed is where a test failed.
+/// Runs that `which` picks. The last one printed is where a test failed.
 fn each(which: impl Fn(&Order, Kind) -> bool) -> impl Iterator<Item = (&'static Order, Kind)> {
     let pairs = ORDERS.iter().flat_map(|order| order.kinds.iter().map(move |kind| (order, *kind)));
     pairs

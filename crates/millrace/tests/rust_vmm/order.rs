@@ -46,7 +46,7 @@ pub enum RingStep {
     Enable,
 }
 
-/// What a VMM gives as `SET_VRING_BASE`.
+/// Index that a VMM gives in `SET_VRING_BASE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
     /// The available index that is in the ring.
@@ -54,7 +54,7 @@ pub enum Base {
     /// After a reconnect the used index, and a kick, where the device keeps order and there is no
     /// inflight region; else the available index.
     UsedIfInOrder,
-    /// What `GET_VRING_BASE` returned; 0 at first.
+    /// Answer of the last `GET_VRING_BASE`; 0 at first.
     LastGiven,
     /// Nothing at all after a reconnect; 0 at first.
     NotAfterReconnect,
@@ -73,14 +73,14 @@ pub enum Halt {
 #[derive(Debug)]
 pub struct Order {
     pub name: &'static str,
-    /// What it has.
+    /// Kinds of devices that it has.
     pub kinds: &'static [Kind],
     /// `VIRTIO_F_EVENT_IDX` and the like: what it passes on to drivers, besides version 1.
     pub ring_features: u64,
     pub protocols: Protocols,
-    /// It listens, and the daemon dials.
+    /// Whether it listens, and the daemon dials.
     pub listens: bool,
-    /// It needs this key at a network port.
+    /// Whether it needs this key at a network port.
     pub whole_device: bool,
     /// When the VM is made.
     pub connect: &'static [Step],
@@ -95,7 +95,7 @@ pub struct Order {
     /// When the driver comes back, or the VM goes on, after [`Halt::TakeBack`].
     pub again: &'static [Step],
     pub base: Base,
-    /// It moves VMs to other hosts while they use the device.
+    /// Whether it moves VMs to other hosts while they use the device.
     pub migrates: bool,
 }
 
@@ -119,7 +119,7 @@ const CLOUD_HYPERVISOR_START: &[Step] = &[
     Channel,
 ];
 
-/// Its disks and network cards.
+/// Order of Cloud Hypervisor's disks and network cards.
 const CLOUD_HYPERVISOR: Order = Order {
     name: "Cloud Hypervisor",
     kinds: &[Kind::Net, Kind::Disk],

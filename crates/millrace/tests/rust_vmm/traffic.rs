@@ -1,4 +1,4 @@
-//! What the guests of the tests do with their devices: sectors, frames, a connection.
+//! Traffic of the tests' guests on their devices: sectors, frames, a connection.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::vmm::{LIMIT, Vmm, wait_readable};
 /// The guest's address of vsock.
 const CID: u32 = 3;
 const HOST_PORT: u32 = 1024;
-/// Of a virtio-net header, version 1.
+/// Length of a virtio-net header, version 1.
 const NET_HEADER_BYTES: usize = 12;
 const FRAME_BYTES: usize = 600;
 pub const DISK_BYTES: u64 = 1 << 20;
@@ -125,7 +125,7 @@ pub struct Traffic {
     pub vmms: Vec<Vmm>,
     host: Option<UnixListener>,
     image: PathBuf,
-    /// What is to be in the image.
+    /// Content that the image is to have.
     content: Vec<u8>,
     pending: VecDeque<Pending>,
     /// Receive buffers of the vsock device, in the order of the ring.
@@ -136,7 +136,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Not connected. The place's daemon serves [`CONFIG`].
+    /// Makes a guest that is not connected. The place's daemon serves [`CONFIG`].
     pub fn new(kind: Kind, order: &'static Order, place: &Place) -> Self {
         let vmm = |socket: &str, queues, features| {
             Vmm::new(order, &place.socket(socket), queues, features)
@@ -286,7 +286,7 @@ impl Traffic {
         self.pending.push_back(Pending::Frame { frame, room });
     }
 
-    /// Which card got a frame is told by its receiver's address.
+    /// Checks that a frame came to the card with its receiver's address, and to no other.
     fn finish_frame(&mut self, frame: &[u8], room: Buffer) {
         let to = usize::from(frame[..6] == STATION_B.mac);
         self.vmms[to].rings[0].wait_used();

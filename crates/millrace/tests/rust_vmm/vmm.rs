@@ -38,7 +38,7 @@ const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
 
 const RAM_BYTES: usize = 16 << 20;
 const QUEUE_SIZE: u16 = 16;
-/// As much of config space as Cloud Hypervisor and Firecracker read of a disk.
+/// Length of the config space that Cloud Hypervisor and Firecracker read of a disk.
 pub const CONFIG_BYTES: u32 = 60;
 
 /// Waits until a descriptor is readable.
@@ -86,7 +86,7 @@ pub struct Ring {
     pub driver: ModelDriver,
     kick: EventFd,
     call: EventFd,
-    /// What `GET_VRING_BASE` returned last.
+    /// Answer of the last `GET_VRING_BASE`.
     base: u16,
 }
 
@@ -130,7 +130,7 @@ impl Ring {
     }
 }
 
-/// What came on the back-end channel.
+/// Messages that came on the back-end channel.
 #[derive(Default)]
 pub struct Heard {
     pub config_changes: u32,

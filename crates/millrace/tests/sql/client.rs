@@ -25,7 +25,7 @@ impl From<io::Error> for Failed {
     }
 }
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Debug, Clone)]
 pub enum Server {
     Unix(PathBuf),

@@ -20,7 +20,7 @@ use crate::common::{Daemon, Place};
 /// After this a test has failed.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What `make modules` makes.
+/// Path of the module that `make modules` makes.
 fn wasm() -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/modules/sql.wasm");
     assert!(path.is_file(), "{} is not there: run `make modules`", path.display());
@@ -31,7 +31,7 @@ fn wasm() -> PathBuf {
 pub struct World {
     pub place: Place,
     pub daemon: Daemon,
-    /// Where the relay listens.
+    /// Address of the relay.
     pub address: SocketAddr,
     stop: Option<UnixStream>,
     relay: Option<JoinHandle<()>>,

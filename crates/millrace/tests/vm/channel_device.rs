@@ -22,12 +22,12 @@ fn load_device(guest: &Guest, number: u32) {
         .unwrap();
 }
 
-/// Of the device's statistics.
+/// Value of one of the device's statistics.
 fn statistic(guest: &Guest, name: &str) -> u64 {
     guest.sh(&format!("cat /sys/class/net/mr0/statistics/{name}")).unwrap().parse().unwrap()
 }
 
-/// Of a transfer. There are 17.
+/// Bytes of a transfer. There are 17.
 fn len() -> u64 {
     amount(GIB / 4)
 }

@@ -25,7 +25,8 @@ const SEED: u64 = 0x6d69_6c6c_7261_6365;
 /// How long the member is hostile.
 const TIME: Duration = Duration::from_secs(15);
 const SOAK_TIME: Duration = Duration::from_secs(20 * 60);
-/// Of one membership: afterwards it joins anew, since its peers have ended their links to it.
+/// Length of one membership: afterwards it joins anew, since its peers have ended their links to
+/// it.
 const MEMBERSHIP: Duration = Duration::from_secs(2);
 const PAGE: u64 = 4096;
 
@@ -50,7 +51,8 @@ struct Spoiler {
 }
 
 impl Spoiler {
-    /// Its QEMU has the memory of the peers open, too: its own is where its directory is.
+    /// Finds the member's memory. Its QEMU has the memory of the peers open, too: its own is where
+    /// its directory is.
     fn new(guest: &Guest, id: u64, seed: u64) -> Option<Self> {
         let files = fs::read_dir(format!("/proc/{}/fd", guest.pid())).unwrap();
         files.filter_map(Result::ok).find_map(|file| {
@@ -125,7 +127,7 @@ impl Spoiler {
     }
 }
 
-/// Where the directory of this member is, if this is its memory.
+/// Offset of this member's directory, if this is its memory.
 fn directory(memory: &File, id: u64) -> Option<u64> {
     let len = memory.metadata().ok()?.len();
     let mut block = vec![0; 1 << 20];

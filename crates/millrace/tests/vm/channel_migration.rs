@@ -10,7 +10,7 @@ use crate::channel_world::{
 };
 use crate::common::{BOOT, GIB, LONG, alone, amount, transfer, until, until_ok};
 
-/// Its address is known at both hosts before it comes.
+/// Port whose address is known at both hosts before it comes.
 const PORT: &str = "switch = \"lan\"\nmac = \"@MAC@\"";
 
 /// The VM goes on as a guest of this name, at this daemon.

@@ -19,7 +19,8 @@ const QUIC_BYTES: u64 = 1_000_000;
 /// An emulated guest starts Python with its libraries, and works.
 const PYTHON: Duration = Duration::from_secs(300);
 
-/// These and no others. In `text` each chain is `HOOK PRIORITY: RULE; RULE`, one on a line.
+/// Sets these rules and no others. In `text` each chain is `HOOK PRIORITY: RULE; RULE`, one on a
+/// line.
 fn set_rules(guest: &Guest, kind: &str, text: &str) {
     let mut rules = "flush ruleset\ntable inet t {\n".to_owned();
     for (i, chain) in text.lines().enumerate() {

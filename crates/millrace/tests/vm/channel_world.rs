@@ -71,7 +71,8 @@ pub fn world<const N: usize>(machines: [Machine; N], image: &ImageBuilder) -> Wo
     world_with("switch = \"lan\"", machines, |machine| machine.image(image.clone()))
 }
 
-/// As [`world`]; `options` is for their network ports, `more` gives each guest an image at least.
+/// Makes a world as [`world`] does; `options` is for their network ports, `more` gives each guest
+/// an image at least.
 pub fn world_with<const N: usize>(
     options: &str,
     machines: [Machine; N],

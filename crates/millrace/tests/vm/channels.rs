@@ -33,7 +33,7 @@ fn exchange(a: &Guest, b: &Guest, of: (&str, &str)) {
     by_channel(a, || transfer(a, b, "udp", of.0, len / 4));
 }
 
-/// Of a transfer that is not over before what happens meanwhile.
+/// Bytes of a transfer that outlasts the event in its middle.
 fn long() -> u64 {
     amount(2 * GIB).max(160 * MIB)
 }

@@ -27,7 +27,7 @@ enum Change {
     Truncated,
 }
 
-/// What is left of a truncated file: within a block, and below the shim's threshold.
+/// Rest of a truncated file: within a block, and below the shim's threshold.
 const SHORT_BYTES: u64 = 50_001;
 
 /// A file and its versions, which have numbers from 1 on.
@@ -180,7 +180,7 @@ fn write(world: &World, files: &[&Changing], stop: &AtomicBool) {
     }
 }
 
-/// What a client has got.
+/// Count of files that a client has got.
 #[derive(Debug, Default, Clone, Copy)]
 struct Got {
     whole: u64,

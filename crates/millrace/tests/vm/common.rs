@@ -1,4 +1,5 @@
-//! What all VM tests share: who has the machine, guests on the daemon, transfers compared by hash.
+//! Ground of all VM tests: the lock on the machine, guests on the daemon, transfers compared by
+//! hash.
 
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ pub const READY: Duration = Duration::from_secs(60);
 /// Between two looks at what announces itself to nobody.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Who has the machine.
+/// Lock on the machine.
 static MACHINE: RwLock<()> = RwLock::new(());
 
 /// For tests that have it for themselves: they look at what all of it does, or have a guest for
@@ -36,7 +37,7 @@ pub fn until(complaint: &str, mut is_so: impl FnMut() -> bool) {
     until_ok(complaint, || if is_so() { Ok(()) } else { Err("") });
 }
 
-/// As [`until`]; what is not so yet says how it stands.
+/// Waits as [`until`] does; the last error is part of the complaint.
 #[track_caller]
 pub fn until_ok<T, E: std::fmt::Display>(
     complaint: &str,
@@ -52,7 +53,7 @@ pub fn until_ok<T, E: std::fmt::Display>(
     }
 }
 
-/// Of a rule in the listing of `nft`: `… counter packets 12 bytes 345 …`.
+/// Packets counted by a rule in the listing of `nft`: `… counter packets 12 bytes 345 …`.
 pub fn packets(rule: &str) -> u64 {
     let (_, rest) = rule.split_once("packets ").unwrap();
     rest.split(' ').next().unwrap().parse().unwrap()
@@ -106,7 +107,7 @@ pub fn transfer(from: &Guest, to: &Guest, kind: &str, address: &str, len_bytes: 
     transfer_during(from, to, kind, address, len_bytes, || ());
 }
 
-/// As [`transfer`]; `mid` is done while it runs.
+/// Transfers as [`transfer`] does; `mid` is done while it runs.
 pub fn transfer_during(
     from: &Guest,
     to: &Guest,

@@ -1,5 +1,5 @@
-//! What cannot be piped goes by the ordinary system call, every byte of it, and the reason is told;
-//! and pipes that are disturbed under way.
+//! Fallback: what cannot be piped goes by the ordinary system call, every byte of it, and the
+//! reason is told; and pipes that are disturbed under way.
 
 use std::net::{Shutdown, TcpListener};
 use std::time::{Duration, Instant};
@@ -128,7 +128,7 @@ fn other_file_systems(world: &World) {
     falls_back(world, "/other/f", Reason::Stacked);
 }
 
-/// What the guest has in memory the host does not read from its disk.
+/// Pages that the guest has in memory are not read from its disk by the host.
 fn in_the_guests_memory(world: &World) {
     sh(&world.guest, "cat /mnt/f > /dev/null");
     let image = std::fs::File::open(world.lab.path("srv-d.img")).unwrap();
@@ -215,7 +215,7 @@ fn disturbed_pipes_deliver_every_byte() {
     strict_connection_tracking(&world);
 }
 
-/// It stops in mid-pipe for a while, and others' pipes go on.
+/// A peer stops in mid-pipe for a while, and others' pipes go on.
 fn a_peer_does_not_read(world: &World) {
     let pause = if std::env::var_os("MILLRACE_SOAK").is_some() { 60 } else { 8 };
     let server = listening(&world.guest, "mrpipe -l 7000 -p -r -n 2 /mnt/long");

@@ -13,7 +13,7 @@ use crate::pipe_world::{Client, World, recipe, sh, world_with};
 const CONFIG: &str = "listen=YES\nbackground=NO\nanonymous_enable=YES\nno_anon_password=YES\n\
     anon_root=/mnt\nallow_writeable_chroot=YES\nseccomp_sandbox=NO\n\
     secure_chroot_dir=/run/empty\n";
-/// What a small Debian does not have.
+/// Libraries that a small Debian does not have.
 const LIBRARIES: &[&str] = &["libwrap0", "libnsl2", "libtirpc3", "libcap2", "libpam0g", "libssl3"];
 const FILES: [u64; 2] = [5 * MIB + 17, 16 * MIB];
 

@@ -1,4 +1,4 @@
-//! What nobody may have: another user's file, another VM's connection or disk, the host's network.
+//! Guards: nobody gets another user's file, another VM's connection or disk, or the host's network.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,7 +96,7 @@ fn fails(world: &World, script: &str, why: &str) {
     assert!(code != 0 && stderr.contains(why), "{script}: {code}: {stderr}");
 }
 
-/// Where the hostile VM's own secret is on its disk, and the other's on its.
+/// Place of the hostile VM's own secret on its disk, and of the other's on its.
 const OWN_AT: u64 = 8 * MIB;
 const OTHERS_AT: u64 = 12 * MIB;
 const EVIL_DISK_BYTES: u64 = 16 * MIB;
@@ -371,7 +371,7 @@ fn senseless_wishes(hostile: &mut Hostile, right: &Wish) {
     }
 }
 
-/// As many pipes as it may have, none of which ends; then it goes.
+/// A hostile VM has as many pipes as it may, none of which ends; then it goes.
 fn too_many(world: &World, mut hostile: Hostile, right: &Wish) {
     let stuck: Vec<_> = (0..3).map(|_| world.connect("10.0.0.1:7001")).collect();
     let wishes: Vec<_> = stuck

@@ -1,5 +1,5 @@
-//! What a hostile root of a guest can say to the daemon: messages of its agent's, each as wrong as
-//! a test wants it. The guest only hands the bytes on.
+//! Messages of a hostile root of a guest to the daemon, in its agent's place, each as wrong as a
+//! test wants it. The guest only hands the bytes on.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

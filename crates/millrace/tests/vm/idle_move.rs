@@ -31,7 +31,7 @@ fn guest(name: &str, at: &Daemon) -> GuestBuilder {
     Guest::builder(name).net(net)
 }
 
-/// Where the bridge sends what is for the guest.
+/// Port to which the bridge sends what is for the guest.
 fn place(net: &NetLab) -> String {
     let output = net.command("bridge").args(["fdb", "show", "br", "br0"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

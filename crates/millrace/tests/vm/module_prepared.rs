@@ -10,7 +10,7 @@ use crate::common::{beside_others, until};
 use crate::module_copies::{back_up, restore};
 use crate::modules::{SMALL, guests_only, host, sql};
 
-/// Where the server's own files are.
+/// Folder of the server's own files.
 const DATA: &str = "/data";
 /// With its binary log.
 const LOGGED: [&str; 3] = [SMALL, "--log-bin=log", "--binlog-format=row"];
@@ -33,7 +33,7 @@ fn stop(guest: &Guest) {
     guest.sh(&format!("until grep -q 'Shutdown complete' {LOG}; do sleep 0.05; done")).unwrap();
 }
 
-/// What a server says that does not start.
+/// Error of a server that does not start.
 #[track_caller]
 fn refused(server: &MariaDb, guest: &Guest, options: &[&str]) -> String {
     server.start(guest, DATA, options).unwrap_err().to_string()

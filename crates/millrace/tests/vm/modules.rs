@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{LONG, USER, alone, beside_others, boot, daemon, until};
 use crate::module_copies;
 
-/// What `make modules` and `scripts/mariadb-plugin` make.
+/// Path of a file that `make modules` or `scripts/mariadb-plugin` makes.
 fn made(path: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
     let path = target.join(path);
@@ -192,7 +192,7 @@ pub fn check(guest: &Guest, told: u64) -> u64 {
     count
 }
 
-/// As many in a soak run.
+/// Number of kills, in a soak run and in others.
 fn kills(soak: u64, else_: u64) -> u64 {
     if std::env::var_os("MILLRACE_SOAK").is_some() { soak } else { else_ }
 }
@@ -326,7 +326,7 @@ const CORE: &str = "mkdir -p /tmp/core/suite && cd /tmp/core && all=/usr/share/m
     && ln -s $all/include . && ln -s $all/suite/storage_engine suite/ && ln -s /usr/bin/mariadb-test . \
     && cp /lab/core.list . && sh /lab/guest-core . /run/mysqld/mysqld.sock";
 
-/// What mysql-test-run tells a server for these tests.
+/// Options that mysql-test-run gives a server for these tests.
 const CORE_OPTIONS: [&str; 9] = [
     SMALL,
     "--character-set-server=latin1",

@@ -28,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The ceiling keeps guests light where they are not emulated.
 const GUEST: &str = "trust_domain = \"t\"\nceiling_bytes_per_s = \"64MiB\"";
 
-/// What a load does. A light one is busy a quarter of the time: more than guests need, and so
-/// little that both fit one sidecore.
+/// Loads. A light one is busy a quarter of the time: more than guests need, and so little that both
+/// fit one sidecore.
 const OFF: u8 = 0;
 const LIGHT: u8 = 1;
 const FULL: u8 = 2;
@@ -73,7 +73,7 @@ impl Load {
     }
 }
 
-/// What the daemon has placed where.
+/// Status of the daemon's placement.
 struct Placed(Value);
 
 impl Placed {

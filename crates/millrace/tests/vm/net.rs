@@ -16,7 +16,7 @@ struct Pair {
     lab: Lab,
 }
 
-/// What differs between the pairs.
+/// Options in which the pairs differ.
 #[derive(Clone, Copy)]
 struct Options {
     net: &'static str,

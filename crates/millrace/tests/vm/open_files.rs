@@ -60,7 +60,7 @@ fn is_piped(file_system: &str) {
     world.guest.check().unwrap();
 }
 
-/// They are on no disk: the guest sends them.
+/// Holes are on no disk: the guest sends them.
 fn holes_are_zeroes(world: &World) {
     let len_bytes = 3_000_001;
     sh(&world.guest, &format!("truncate -s {len_bytes} /mnt/hole"));

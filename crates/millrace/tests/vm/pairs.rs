@@ -136,7 +136,7 @@ fn an_upload_goes_into_the_middle_of_a_block_on_xfs() {
     upload("xfs", 12_345);
 }
 
-/// What was uploaded is there after the guest has lost its power, once `fsync` had returned.
+/// An uploaded file is there after the guest has lost its power, once `fsync` had returned.
 #[test]
 fn an_upload_outlives_a_crash_of_the_guest() {
     let _beside = beside_others();
@@ -393,7 +393,7 @@ fn half_sent(world: &World) -> (Running<'_>, Client, Stream) {
     (server, client, content)
 }
 
-/// What has left before is right, and then there is a reset.
+/// Bytes that left before are right, and then there is a reset.
 fn is_cut_off(client: &mut Client, content: &mut Stream) {
     let (mut got, mut want) = (vec![0; 1 << 16], vec![0; 1 << 16]);
     let (mut sum, stream) = (MIB, &mut client.0);
@@ -411,7 +411,7 @@ fn is_cut_off(client: &mut Client, content: &mut Stream) {
     assert!(sum < 64 * MIB);
 }
 
-/// Its leases go with an agent, and others may write to its files: what a slow peer has not got by
+/// Leases go with their agent, and others may write to its files: what a slow peer has not got by
 /// then it does not get from there.
 #[test]
 fn a_file_is_not_sent_on_without_its_lease() {
@@ -429,7 +429,7 @@ fn a_file_is_not_sent_on_without_its_lease() {
     drop(agent);
 }
 
-/// Its bytes may be another's from then on. The agent still knows its number.
+/// A disk's bytes may be another's once it was taken away. The agent still knows its number.
 #[test]
 fn a_disk_that_was_taken_away_is_neither_read_nor_kept() {
     let _beside = beside_others();

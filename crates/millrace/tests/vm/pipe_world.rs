@@ -1,4 +1,4 @@
-//! What tests of pipes share: VMs with disks of files and an agent, and a peer on the host that
+//! World of the tests of pipes: VMs with disks of files and an agent, and a peer on the host that
 //! compares every byte.
 
 use std::fs::Permissions;
@@ -19,16 +19,16 @@ pub const READY: Duration = Duration::from_secs(60);
 const UPLINK: &str = "[switch.uplink]\ntap = \"up0\"\nbridge = \"br0\"\n";
 const DISKS: [&str; 2] = ["d", "e"];
 
-/// What a VM is to have.
+/// Description of a VM.
 pub struct Machine {
     pub name: &'static str,
-    /// Of its addresses in 10.0.0.0/24 and fd00::/64.
+    /// Last byte of its addresses in 10.0.0.0/24 and fd00::/64.
     pub last: u8,
     /// `vda`, `vdb`.
     pub disks_mib: &'static [u64],
-    /// Of its configuration.
+    /// Lines on pipes in its configuration.
     pub pipes: &'static str,
-    /// What its agent must know, and is told by QEMU.
+    /// Secret that its agent must know, and is told by QEMU.
     pub secret: Option<&'static str>,
 }
 
@@ -222,7 +222,7 @@ impl Client {
         self.0.get_mut().write_all(b"next\n").unwrap();
     }
 
-    /// What `mrpipe` sends in one round, compared byte by byte.
+    /// Reads one round of `mrpipe`, and compares it byte by byte.
     pub fn read_round(&mut self, round: u64, len_bytes: u64) {
         self.read_header(round, len_bytes);
         self.read_bytes(&mut Stream::new(1), len_bytes);
@@ -277,8 +277,8 @@ pub fn fetch(address: &str, rounds: u64, len_bytes: u64) {
     }
 }
 
-/// What `mrpipe` says in the end: that it moved all of `len_bytes`, so much of it by pipes, and why
-/// not more.
+/// Report of `mrpipe` in the end: that it moved all of `len_bytes`, how much of it by pipes, and
+/// why not more.
 pub fn report(server: Running<'_>, len_bytes: u64) -> (u64, Reason) {
     let report: Value = server.wait(READY).unwrap().json().unwrap();
     println!("{report}");

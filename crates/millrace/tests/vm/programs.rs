@@ -9,7 +9,7 @@ use crate::pipe_world::{READY, World, listening, recipe, sh, world_with};
 const PYTHON: &str = "/usr/bin/python3.11";
 const LEN_BYTES: u64 = 16 * MIB + 4321;
 
-/// Its arguments are a function of this, and its arguments.
+/// Program of the guest: runs one of its functions, with arguments.
 const SCRIPT: &str = "
 import shutil, socket, sys
 

@@ -1,4 +1,4 @@
-//! What the daemon costs: nothing when idle, no system call per packet when busy.
+//! Costs of the daemon: nothing when idle, no system call per packet when busy.
 
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ use lab::NetLab;
 use net::tap::{Tap, TapConfig};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// What happens to frames, in thousandths.
+/// Faults of frames, in thousandths.
 #[derive(Debug, Clone, Copy)]
 pub struct Faults {
     pub lost: u64,
@@ -22,7 +22,7 @@ pub struct Faults {
     pub overtaken: u64,
 }
 
-/// What happened.
+/// Counts of frames' fates.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub frames: AtomicU64,

@@ -17,7 +17,7 @@ const LIGHTTPD: &str = r#"
     server.max-keep-alive-requests = 1000000
 "#;
 
-/// So many clients at a time, each asking for all files over one connection, each beginning
+/// Runs `count` clients at a time, each asking for all files over one connection, each beginning
 /// elsewhere.
 fn clients(world: &World, count: usize, rounds: usize, names: &[u64]) {
     let run = |first: usize| {
@@ -93,8 +93,8 @@ fn try_server(command: &str, config: &str) {
     server.kill().unwrap();
 }
 
-/// It sends 256 KiB at a time: less than pays here. Files that have enough are gathered but for
-/// their first parts.
+/// Parts of lighttpd's are 256 KiB: less than pays here. Files that have enough are gathered but
+/// for their first parts.
 #[test]
 fn lighttpds_parts_go_together() {
     let _beside = beside_others();

@@ -1,4 +1,4 @@
-//! What a pipe's twins live in, seen from the host: nothing leads from there to anybody else.
+//! Namespaces of pipes' twins, seen from the host: nothing leads from there to anybody else.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -50,7 +50,7 @@ fn sockets(protocol: &str) -> Vec<String> {
     table.lines().skip(1).map(str::to_owned).collect()
 }
 
-/// Of a line of a TCP table.
+/// Whether a line of a TCP table is in a state.
 fn is_in(state: &str, line: &str) -> bool {
     line.split_whitespace().nth(3) == Some(state)
 }
@@ -77,7 +77,7 @@ pub fn are_alone(world: &World, vms: &[&str], count: usize) {
     assert!(found >= count, "{found}");
 }
 
-/// Of the thread's namespace.
+/// Checks that the thread's namespace has one way out.
 fn has_one_way_out(vms: &[&str]) {
     let up = ip("-o link show up");
     let names: Vec<_> = up.lines().filter_map(|line| line.split(": ").nth(1)).collect();

@@ -1,4 +1,4 @@
-//! vsock: guest to guest in a trust domain, guest to host, host to guest.
+//! Tests of vsock: guest to guest in a trust domain, guest to host, host to guest.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

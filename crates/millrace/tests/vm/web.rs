@@ -1,4 +1,4 @@
-//! What tests of web servers share: a VM with a server that has the preload shim, clients on the
+//! World of the tests of web servers: a VM with a server that has the preload shim, clients on the
 //! host that compare every byte, and a load.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,7 +25,8 @@ const SHIM_BYTES: u64 = 65_536;
 pub const SMALL: [u64; 3] = [4096, 20_000, 65_535];
 pub const LARGE: [u64; 5] = [65_536, 300_001, 1 << 20, 5_000_000, 16 << 20];
 
-/// Its workers open the files; one worker has all connections, and patience as the clients have.
+/// Config of nginx: its workers open the files; one worker has all connections, and patience as the
+/// clients have.
 pub const NGINX: &str = "daemon off; user root root; worker_processes 1; pid /run/nginx.pid;
     error_log /tmp/error.log notice; worker_rlimit_nofile 16384;
     events { worker_connections 4096; multi_accept on; }
@@ -182,7 +183,7 @@ impl Client {
     }
 }
 
-/// What `wrk` is to do.
+/// Work for `wrk`.
 pub struct Load<'a> {
     pub connections: usize,
     pub secs: u32,
