@@ -107,7 +107,7 @@ pub struct Plan {
     pub time: Option<Duration>,
     /// Operations of each worker after which it ends.
     pub operations: Option<u32>,
-    /// Folder that the models are saved to in the end.
+    /// File that the models are saved to in the end.
     pub save: Option<PathBuf>,
 }
 

@@ -8,7 +8,6 @@ use crate::model::Content;
 use crate::op::{Kind, Op};
 use crate::pattern::{BACKING_FILE, Origin, WORD_BYTES};
 use crate::target::Target;
-use crate::worker::Done;
 
 /// Most operations of a report's history.
 const LAST: usize = 24;
@@ -28,9 +27,20 @@ pub struct Run {
     pub number: u32,
 }
 
+/// Operation that was done.
+#[derive(Debug)]
+pub struct Record {
+    /// Number of the operation, and generation of what it wrote.
+    pub number: u32,
+    /// Milliseconds from the begin of the run to its own begin.
+    pub begin_ms: u64,
+    /// The operation.
+    pub op: Op,
+}
+
 /// The last operations on a range.
 #[must_use]
-pub fn history(history: &VecDeque<Done>, target: usize, range: &Range<u64>) -> String {
+pub fn history(history: &VecDeque<Record>, target: usize, range: &Range<u64>) -> String {
     let touches = |op: &Op| match op.kind {
         Kind::Truncate | Kind::Recreate | Kind::Reopen | Kind::Sync | Kind::DataSync => true,
         _ => op.range.start < range.end && range.start < op.range.end,
@@ -39,7 +49,7 @@ pub fn history(history: &VecDeque<Done>, target: usize, range: &Range<u64>) -> S
         history.iter().rev().filter(|done| done.op.target == target && touches(&done.op));
     let mut lines: Vec<String> = of_range
         .take(LAST)
-        .map(|Done { number, begin_ms, op }| format!("  {number} at {begin_ms} ms: {op}\n"))
+        .map(|Record { number, begin_ms, op }| format!("  {number} at {begin_ms} ms: {op}\n"))
         .collect();
     lines.reverse();
     format!("last operations on the range, of {} remembered:\n{}", history.len(), lines.concat())
@@ -113,7 +123,7 @@ pub fn mismatch(
     target: &Target,
     got: &[u8],
     want: &[u8],
-    done: &VecDeque<Done>,
+    done: &VecDeque<Record>,
 ) -> String {
     let Run { worker, seed, number } = run;
     let ranges = wrong_ranges(got, want);

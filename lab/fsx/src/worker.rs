@@ -13,23 +13,12 @@ use rustix::fs::{FallocateFlags, copy_file_range, fallocate, ftruncate};
 use crate::FsxError;
 use crate::model::Content;
 use crate::op::{Chooser, Extent, Kind, MAX_IO_BYTES, Op};
-use crate::report;
+use crate::report::{self, Record};
 use crate::sys::{self, PAGE_BYTES};
 use crate::target::{Target, Way};
 
 /// Operations that a worker remembers for its report.
 const HISTORY: usize = 16384;
-
-/// An operation that was done.
-#[derive(Debug)]
-pub struct Done {
-    /// Number of the worker, and generation of its writes.
-    pub number: u32,
-    /// Milliseconds from the begin of the run to its own begin.
-    pub begin_ms: u64,
-    /// The operation.
-    pub op: Op,
-}
 
 /// Page-aligned memory, for `O_DIRECT`.
 #[derive(Debug)]
@@ -73,7 +62,7 @@ pub struct Worker {
     folder: Option<File>,
     got: Buffer,
     want: Vec<u8>,
-    history: VecDeque<Done>,
+    history: VecDeque<Record>,
     number: u32,
     begin: Instant,
     /// Counts of its operations.
@@ -139,7 +128,7 @@ impl Worker {
                 self.history.pop_front();
             }
             let begin_ms = self.begin.elapsed().as_millis() as u64;
-            self.history.push_back(Done { number: self.number, begin_ms, op: op.clone() });
+            self.history.push_back(Record { number: self.number, begin_ms, op: op.clone() });
             self.apply(&op)?;
         }
         Ok(())

@@ -87,7 +87,10 @@ proptest! {
     }
 
     #[test]
-    fn what_decodes_encodes_the_same(bytes in proptest::collection::vec(any::<u8>(), 0..64), kind: u8) {
+    fn what_decodes_encodes_the_same(
+        bytes in proptest::collection::vec(any::<u8>(), 0..64),
+        kind: u8,
+    ) {
         if let Ok(request) = Request::decode(kind, &bytes) {
             let mut again = Vec::new();
             request.encode(&mut again);

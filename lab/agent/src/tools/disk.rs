@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, SeekFrom, seek};
 use serde_json::{Value, json};
 
-use super::percentiles;
+use super::percentiles::percentiles;
 use crate::AgentError;
 use crate::stream::Stream;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::percentiles;
+use super::percentiles::percentiles;
 use crate::AgentError;
 
 /// Most bytes of one request over TCP.

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Socket, Type};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{address, vsock_address, xfer_udp};
+use super::arguments::{address, vsock_address};
+use super::xfer_udp;
 use crate::AgentError;
 use crate::stream::{Check, Stream};
 
