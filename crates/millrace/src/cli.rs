@@ -136,7 +136,8 @@ pub struct Check {
 #[derive(Debug, Args)]
 pub struct Socket {
     /// The daemon's control socket
-    #[arg(long, value_name = "PATH", env = "MILLRACE_SOCKET", default_value_os_t = default_socket())]
+    #[arg(long, value_name = "PATH", env = "MILLRACE_SOCKET",
+          default_value_os_t = default_socket())]
     pub socket: PathBuf,
 }
 

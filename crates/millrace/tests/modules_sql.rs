@@ -47,7 +47,8 @@ fn federatedx_keeps_its_tables_in_the_host() {
          ('two', NULL, NULL, NULL, NULL), ('drei 😀', -3, 1e300, NULL, '')",
     );
     let all = "SELECT id, v, n, f, t, HEX(b) FROM t ORDER BY id";
-    let wanted = "1\tone\t1.10\t0.1\t2026-01-02 03:04:05\t00FF275C0A\n2\ttwo\tNULL\tNULL\tNULL\tNULL\n\
+    let wanted = "1\tone\t1.10\t0.1\t2026-01-02 03:04:05\t00FF275C0A\n2\ttwo\tNULL\tNULL\tNULL\t\
+                  NULL\n\
                   3\tdrei 😀\t-3.00\t1e300\tNULL\t";
     assert_eq!(guest.sql(all), wanted);
     assert_eq!(guest.sql("SELECT id FROM t WHERE v = 'TWO'"), "2");

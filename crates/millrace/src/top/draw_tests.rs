@@ -37,7 +37,10 @@ fn samples() -> (Sample, Sample) {
                "placement": {"moves": 4 + n},
                "switches": [{"holds": 20 * n, "held_ns": 10_000_000 * n}]})
     };
-    let vm = |name: &str, weight: u64, usage: Value, ports: Value| json!({"name": name, "weight": weight, "usage": usage, "ports": ports});
+    let vm = |name: &str, weight: u64, usage: Value, ports: Value| {
+        json!({"name": name, "weight": weight,
+               "usage": usage, "ports": ports})
+    };
     let first = status(
         1,
         vm("web", 300, usage(1_000, 0), json!([net(0, 0), disk(100, json!({"1024": 100}))])),

@@ -1,7 +1,8 @@
 /*
- * An allocator that aborts: preloaded into the real daemon, it hands everything on to the C library,
- * but ends the process when one guarded thread asks for memory or gives some back. Which one stands in
- * a file that the test writes, mapped before the daemon locks itself in: no system call tells when.
+ * An allocator that aborts: preloaded into the real daemon, it hands everything on to the C
+ * library, but ends the process when one guarded thread asks for memory or gives some back. Which
+ * one stands in a file that the test writes, mapped before the daemon locks itself in: no system
+ * call tells when.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -122,7 +122,8 @@ fn files_that_a_module_does_not_start_with_are_put_back() {
     assert_eq!(first.ask(2, b"dyou"), 4u64.to_le_bytes());
     // One like it that is whole, with other bytes.
     bad_copy(&path);
-    let words = "with these files the modules do not start: the process of modules: module a cannot be started";
+    let words = "with these files the modules do not start: the process of modules: module a \
+                 cannot be started";
     refused(&place, words, &["restore", "db", "a", &file, "--replace"]);
     assert_eq!(len(&mut client(&place, 2), 1), 8);
     wait_module(&daemon, "db", &|m| m["state"] == "running");

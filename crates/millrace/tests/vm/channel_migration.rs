@@ -33,7 +33,8 @@ fn migrate(world: &World, from: &Guest, name: &str, daemon: &Daemon, machine: Ma
 }
 
 /// Sends over one connection, hashing, until `/stop` is there.
-const SEND: &str = "rm -f /stop /through /sent; mkfifo /through; head -c 4194304 /dev/urandom >/chunk; \
+const SEND: &str = "rm -f /stop /through /sent; mkfifo /through; \
+    head -c 4194304 /dev/urandom >/chunk; \
     (md5sum </through >/sent.new; mv /sent.new /sent) & \
     while ! [ -e /stop ]; do cat /chunk; done | tee /through | busybox nc";
 

@@ -104,8 +104,8 @@ fn two_vms_have_databases_of_their_own_and_copies_go_from_one_to_the_other() {
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let daemon = host(&lab, state.path(), &["a", "b"]);
     let [a, b] = guests(&lab, &daemon, state.path(), ["a", "b"]);
-    let make = "CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY AUTO_INCREMENT, v VARCHAR(100), \
-                b LONGBLOB, KEY (v)) ENGINE=MILLRACE;";
+    let make = "CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY AUTO_INCREMENT, \
+                v VARCHAR(100), b LONGBLOB, KEY (v)) ENGINE=MILLRACE;";
     sql(&a, make);
     sql(
         &a,

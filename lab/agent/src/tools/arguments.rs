@@ -38,7 +38,8 @@ pub(super) fn seconds(text: &str) -> Result<Duration, AgentError> {
     Duration::try_from_secs_f64(secs).map_err(|_| usage())
 }
 
-/// Parses an address with or without a port: `10.0.0.1`, `10.0.0.1:80`, `fd00::1`, `[fd00::1]:80` or `[fe80::1%2]:80`.
+/// Parses an address with or without a port: `10.0.0.1`, `10.0.0.1:80`, `fd00::1`, `[fd00::1]:80`
+/// or `[fe80::1%2]:80`.
 pub(super) fn address(text: &str, port: u16) -> Result<SocketAddr, AgentError> {
     if let Ok(ip) = text.parse::<std::net::IpAddr>() {
         return Ok(SocketAddr::new(ip, port));

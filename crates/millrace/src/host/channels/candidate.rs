@@ -30,10 +30,10 @@ const NO_FRONT_END: &str = "no front end is connected";
 const NO_MEMORY: &str = "its front end has not shared its memory yet, as it does when the guest's \
                          driver starts";
 const NOT_ASKED: &str = "it is to join by command: `millrace channel join`";
-const TOLD_TO_LEAVE: &str = "it was told to leave: it joins by `millrace channel join`, or when its \
-                             front end reconnects";
-const STILL_LEAVING: &str = "it is still leaving: it can join when its peers have given back its memory, \
-                             and it theirs";
+const TOLD_TO_LEAVE: &str = "it was told to leave: it joins by `millrace channel join`, or when \
+                             its front end reconnects";
+const STILL_LEAVING: &str = "it is still leaving: it can join when its peers have given back its \
+                             memory, and it theirs";
 const OTHER_MEMORY: &str = "its earlier membership, with other memory, has not ended yet";
 
 /// A VM with a `[vm.channel]`.
