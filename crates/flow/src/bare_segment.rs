@@ -1,4 +1,4 @@
-//! Segments of our own, without payload: resets, window updates, prompts.
+//! Segments without payload that the tracker makes: resets, window updates, prompts.
 
 use std::net::IpAddr;
 
@@ -14,35 +14,35 @@ const TIMESTAMPS_LEN: usize = 12;
 /// Longest segment without payload: Ethernet, IPv6 and TCP, behind a virtio-net header.
 const MAX_LEN: usize = VNET_LEN + ETH_LEN + 40 + TCP_LEN + TIMESTAMPS_LEN;
 
-/// Who gets a notice.
+/// Receiver of a segment of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recipient {
-    /// Whoever has its destination address, past the connections of that port.
+    /// The owner of its destination address, past the connections of that port.
     Addressee,
     /// The guest, as it is: it is in the guest's numbers already.
     Guest,
 }
 
-/// A segment of our own that is to be sent.
+/// A segment without payload that is to be sent.
 #[derive(Debug, Clone, Copy)]
-pub struct Notice {
+pub struct BareSegment {
     bytes: [u8; MAX_LEN],
     len: usize,
     /// Who gets it.
     pub to: Recipient,
 }
 
-impl Notice {
-    /// A segment from the flow's local end to its remote end. `macs`: destination, source.
-    pub(crate) fn new(key: &FlowKey, macs: &[u8; 12], says: &Answer) -> Self {
+impl BareSegment {
+    /// Makes one from the flow's local end to its remote end. `macs`: destination, source.
+    pub(crate) fn new(key: &FlowKey, macs: &[u8; 12], answer: &Answer) -> Self {
         let mut bytes = [0; MAX_LEN];
-        let len = bare(&mut bytes, key, macs, says);
+        let len = bare(&mut bytes, key, macs, answer);
         Self { bytes, len, to: Recipient::Addressee }
     }
 
-    /// A segment of the guest's peer for the guest itself; `key` and `macs` are the guest's.
-    pub(crate) fn to_guest(key: &FlowKey, macs: &[u8; 12], says: &Answer) -> Self {
-        Self { to: Recipient::Guest, ..Self::new(&key.mirror(), &turned(macs), says) }
+    /// Makes one of the guest's peer for the guest itself; `key` and `macs` are the guest's.
+    pub(crate) fn to_guest(key: &FlowKey, macs: &[u8; 12], answer: &Answer) -> Self {
+        Self { to: Recipient::Guest, ..Self::new(&key.mirror(), &reversed(macs), answer) }
     }
 
     /// The frame, virtio-net header first.
@@ -52,27 +52,27 @@ impl Notice {
 }
 
 /// Hardware addresses of a segment that goes the other way.
-pub(crate) fn turned(macs: &[u8; 12]) -> [u8; 12] {
+pub(crate) fn reversed(macs: &[u8; 12]) -> [u8; 12] {
     let mut back = *macs;
     back.rotate_left(6);
     back
 }
 
-fn bare(out: &mut [u8; MAX_LEN], key: &FlowKey, macs: &[u8; 12], says: &Answer) -> usize {
+fn bare(out: &mut [u8; MAX_LEN], key: &FlowKey, macs: &[u8; 12], answer: &Answer) -> usize {
     out[..VNET_LEN].copy_from_slice(&PLAIN);
     let eth = &mut out[VNET_LEN..];
     eth[..12].copy_from_slice(macs);
-    let tcp_len = TCP_LEN + says.timestamps.map_or(0, |_| TIMESTAMPS_LEN);
+    let tcp_len = TCP_LEN + answer.timestamps.map_or(0, |_| TIMESTAMPS_LEN);
     let l4 = put_ip(eth, key, tcp_len);
     let tcp = &mut eth[l4.offset..l4.offset + tcp_len];
     tcp[..2].copy_from_slice(&key.local_port.to_be_bytes());
     tcp[2..4].copy_from_slice(&key.remote_port.to_be_bytes());
-    tcp[4..8].copy_from_slice(&says.seq.to_be_bytes());
-    tcp[8..12].copy_from_slice(&says.ack.to_be_bytes());
+    tcp[4..8].copy_from_slice(&answer.seq.to_be_bytes());
+    tcp[8..12].copy_from_slice(&answer.ack.to_be_bytes());
     tcp[12] = (tcp_len as u8 / 4) << 4;
-    tcp[13] = says.flags;
-    tcp[14..16].copy_from_slice(&says.window.to_be_bytes());
-    if let Some((value, echo)) = says.timestamps {
+    tcp[13] = answer.flags;
+    tcp[14..16].copy_from_slice(&answer.window.to_be_bytes());
+    if let Some((value, echo)) = answer.timestamps {
         tcp[20..24].copy_from_slice(&[1, 1, 8, 10]);
         tcp[24..28].copy_from_slice(&value.to_be_bytes());
         tcp[28..32].copy_from_slice(&echo.to_be_bytes());

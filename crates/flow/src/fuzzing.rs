@@ -1,8 +1,10 @@
-//! One connection whose guest and peer send what they like, while a pipe comes and goes, for the fuzzer.
+//! One connection whose guest and peer send what they like, while a pipe comes and goes, for the
+//! fuzzer.
 
+use crate::flow::Flow;
 use crate::segment::Segment;
-use crate::state::{Flow, FromGuest, Share, Sum};
 use crate::takeover::Snapshot;
+use crate::verdict::{Checksum, GuestVerdict, Share};
 use crate::{FlowEvent, FlowSnapshot};
 
 /// Whose token the pipe has.
@@ -30,7 +32,7 @@ impl Connection {
     pub fn guest_sends(&mut self, frame: &mut [u8]) {
         let Some(segment) = Segment::parse(frame, frame.len()) else { return };
         let to = self.flow.guest_sends(frame, &segment, true, &mut told);
-        if let FromGuest::Bare(len) | FromGuest::Trimmed(len) = to {
+        if let GuestVerdict::Bare(len) | GuestVerdict::Trimmed(len) = to {
             assert!((segment.headers_len()..=frame.len()).contains(&len), "{len} bytes left");
         }
     }
@@ -41,7 +43,7 @@ impl Connection {
     /// A share of it is longer than it is, or its headers were cut.
     pub fn peer_sends(&mut self, frame: &[u8], is_right: bool) {
         let Some(segment) = Segment::parse(frame, frame.len()) else { return };
-        let sum = if is_right { Sum::Right } else { Sum::Wrong };
+        let sum = if is_right { Checksum::Right } else { Checksum::Wrong };
         let to = self.flow.peer_sends(frame, &segment, sum, &mut told);
         for share in [to.guest, to.twin] {
             if share != Share::Nothing {
@@ -52,7 +54,7 @@ impl Connection {
         let mut copy = frame.to_vec();
         self.flow.edit_for_guest(&mut copy, &segment, true, to.guest);
         if to.guest != Share::Nothing {
-            self.flow.told_guest(&segment);
+            self.flow.note_delivery(&segment);
         }
         if to.twin != Share::Nothing {
             copy.copy_from_slice(frame);
@@ -100,7 +102,7 @@ impl Connection {
                 let _ = self.flow.receive_finish(TOKEN, len);
             }
             _ => {
-                let _ = (self.flow.retarget(TOKEN, len), self.flow.receive_own(TOKEN));
+                let _ = (self.flow.send.retarget(TOKEN, len), self.flow.receive_own(TOKEN));
             }
         }
     }

@@ -1,17 +1,19 @@
 //! ICMP errors about segments that a guest sent, or a twin in its place.
 //!
-//! Who cannot pass a segment on sends its beginning back: above all where it is too long, for without
-//! that word the connection stalls (RFC 2923). A kernel believes it only of a segment that is on its way,
-//! by the sequence number (RFC 5927, 4.1), and that is the wire's. Twins count as the wire does. For the
-//! guest it is made its own number; so is the acknowledgement, if it is quoted. All else stays as it was.
+//! A router that cannot pass a segment on sends its beginning back: above all where it is too long,
+//! for without that word the connection stalls (RFC 2923). A kernel believes it only of a segment
+//! that is on its way, by the sequence number (RFC 5927, 4.1), and that is the wire's. Twins count
+//! as the wire does. For the guest it is made its own number; so is the acknowledgement, if it is
+//! quoted. All else stays as it was.
 //!
 //! # Limits
-//! - Nothing is looked at unless all that is read stands in the first 128 bytes of the frame: ports and
-//!   sequence number behind two IP headers. Those that are quoted have no IPv6 extension headers.
+//! - Nothing is looked at unless all that is read stands in the first 128 bytes of the frame: ports
+//!   and sequence number behind two IP headers. Those that are quoted have no IPv6 extension
+//!   headers.
 //! - Timestamps and selective acknowledgements that are quoted stay the wire's: nobody reads them.
 
+use crate::flow::Flow;
 use crate::segment::{addresses, after, be32, packet_end, pseudo_sum, put_summed};
-use crate::state::Flow;
 use crate::table::FlowTable;
 use crate::types::FlowKey;
 use frame::{
@@ -19,13 +21,14 @@ use frame::{
     sum,
 };
 
-/// Destination unreachable, "fragmentation needed" among it; time exceeded; parameter problem (RFC 792).
+/// Destination unreachable, "fragmentation needed" among it; time exceeded; parameter problem (RFC
+/// 792).
 const ERRORS_V4: [u8; 3] = [3, 11, 12];
 
 /// Destination unreachable, packet too big, time exceeded, parameter problem (RFC 4443).
 const ERRORS_V6: [u8; 4] = [1, 2, 3, 4];
 
-/// In front of what is quoted.
+/// Bytes of the ICMP header, in front of the quoted packet.
 const ICMP_LEN: usize = 8;
 
 /// Bytes of the TCP header that are quoted at least (RFC 792): ports and sequence number.
@@ -34,7 +37,7 @@ const MIN_QUOTE: usize = 8;
 /// Bytes of it that are looked at, if they are there: up to its options.
 const MAX_QUOTE: usize = 20;
 
-/// Who has to hear of an error: whoever sent the segment that it is about.
+/// Receiver of an error: the sender of the segment that it is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IcmpTarget {
     Guest,
@@ -92,8 +95,8 @@ impl IcmpError {
         fold(sum(message, before)) == 0
     }
 
-    /// Makes the numbers of the quoted segment the guest's. Both checksums stay as right, or as wrong,
-    /// as they were.
+    /// Makes the numbers of the quoted segment the guest's. Both checksums stay as right, or as
+    /// wrong, as they were.
     fn edit_for_guest(&self, eth: &mut [u8], flow: &Flow) {
         let mut copy = [0; MAX_QUOTE];
         let header = &mut copy[..self.tcp_len & !1];
@@ -109,7 +112,7 @@ impl IcmpError {
         };
         put(4, self.seq.wrapping_sub(flow.shift.send));
         if has_ack {
-            let ack = flow.place_for_guest(be32(eth, self.tcp + 8));
+            let ack = flow.receive.guest_seq(be32(eth, self.tcp + 8));
             put(8, ack.wrapping_sub(flow.shift.receive));
         }
         let start = self.l4.offset;
@@ -139,19 +142,19 @@ fn v4_len(eth: &[u8], at: usize) -> Option<usize> {
     (header[0] >> 4 == 4 && len >= 20 && header[9] == IPPROTO_TCP && is_first).then_some(len)
 }
 
-/// The same of IPv6.
+/// Length of the IPv6 header of a quoted segment.
 fn v6_len(eth: &[u8], at: usize) -> Option<usize> {
     let header = eth.get(at..at + 40)?;
     (header[0] >> 4 == 6 && header[6] == IPPROTO_TCP).then_some(header.len())
 }
 
 impl Flow {
-    /// Who sent the segment that begins there. Nobody: it is one of long ago, or never was.
+    /// Sender of the segment that begins at `seq`. Nobody: it is one of long ago, or never was.
     fn sender_of(&self, seq: u32) -> IcmpTarget {
-        if after(self.guest_from, seq) || after(seq, self.sent_end) {
+        if after(self.send.guest_from, seq) || after(seq, self.send.end) {
             return IcmpTarget::Nobody;
         }
-        match self.twin {
+        match self.send.twin {
             Some(twin) if !after(twin.start, seq) => IcmpTarget::Twin,
             _ => IcmpTarget::Guest,
         }
@@ -159,8 +162,8 @@ impl Flow {
 }
 
 impl FlowTable {
-    /// A frame for the guest that is no segment, its beginning in `eth`: changed in place, if it is an
-    /// error about a segment that the guest knows by other numbers.
+    /// Takes a frame for the guest that is no segment, its beginning in `eth`: changed in place, if
+    /// it is an error about a segment that the guest knows by other numbers.
     pub(crate) fn error_comes(
         &mut self,
         frame: &Frame<'_>,
@@ -176,11 +179,11 @@ impl FlowTable {
         if !is_summed || !buffer.load(frame) || !error.is_sum_right(buffer.eth()) {
             return IcmpTarget::Guest;
         }
-        let whose = flow.sender_of(error.seq);
-        if whose == IcmpTarget::Guest {
+        let target = flow.sender_of(error.seq);
+        if target == IcmpTarget::Guest {
             error.edit_for_guest(eth, flow);
         }
-        whose
+        target
     }
 }
 

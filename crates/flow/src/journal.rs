@@ -1,9 +1,11 @@
-//! What must be known of shifted connections after the daemon was killed: in a file that is mapped, so
-//! that noting it is a few stores, and the kernel has them whatever becomes of the process.
+//! Records of shifted connections, for the daemon that comes after one that was killed.
 //!
-//! A connection has the place in the file that it has in the table. Each place holds two records with
-//! running numbers; the next one is written over the older, its number last. So a kill in the middle of
-//! it leaves the other. Not made for a crash of the host: its VMs are gone then.
+//! They are in a file that is mapped, so that noting one is a few stores, and the kernel has them
+//! whatever becomes of the process.
+//!
+//! A connection has the place in the file that it has in the table. Each place holds two records
+//! with running numbers; the next one is written over the older, its number last. So a kill in the
+//! middle of it leaves the other. Not made for a crash of the host: its VMs are gone then.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::shm::SharedMemory;
 
-use crate::FlowKey;
-use crate::state::{Flow, Passed, Shift};
+use crate::shift::Shift;
+use crate::types::{FlowKey, MAX_FLOWS};
 
 /// Words of a record: its number, and [`Record`].
 const WORDS: usize = 12;
@@ -24,7 +26,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"MLRFLOW\x01");
 /// Words in front of the first record, for its alignment.
 const HEAD_WORDS: usize = 8;
 
-/// What is kept of a connection.
+/// Numbers of a connection that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
     pub key: FlowKey,
@@ -43,17 +45,13 @@ pub(crate) struct Record {
     pub guest_scale: u8,
 }
 
-/// What the next daemon will find in the journal.
+/// State of a connection that the next daemon will find in the journal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Noted {
+pub(crate) struct JournalMark {
     pub sent_end: u32,
     pub guest_ack: u32,
     pub is_over: bool,
 }
-
-/// Numbers that are so far behind others may not be told from later ones: a quarter of what they can be
-/// compared over.
-const FAR: u32 = 1 << 29;
 
 /// Bits of a record's word of flags.
 mod flag {
@@ -62,10 +60,10 @@ mod flag {
     pub const HAS_BASE: u64 = 4;
     pub const HAS_TIMESTAMP: u64 = 8;
     pub const IS_OVER: u64 = 1 << 17;
-    /// Where the guest's window scale begins.
+    /// First bit of the guest's window scale.
     pub const SCALE: u32 = 8;
     pub const HAS_RECEIVE_BASE: u64 = 1 << 16;
-    /// Where the number of the peer's first byte begins.
+    /// First bit of the number of the peer's first byte.
     pub const RECEIVE_BASE: u32 = 32;
 }
 
@@ -157,80 +155,7 @@ fn pair16(high: u16, low: u16) -> u32 {
     u32::from(high) << 16 | u32::from(low)
 }
 
-impl Flow {
-    /// What is to be known of it.
-    pub(crate) fn record(&self, key: FlowKey) -> Record {
-        Record {
-            key,
-            macs: self.macs,
-            shift: self.shift,
-            has_twin: self.has_twin() || self.is_broken,
-            is_over: self.is_over(),
-            send_base: self.send_base,
-            receive_base: self.receive_base,
-            timestamp: self.timestamp,
-            sent_end: self.sent_end,
-            guest_from: self.guest_from,
-            guest_ack: self.guest_ack,
-            guest_scale: self.guest_scale,
-        }
-    }
-
-    /// Whether the next daemon must know of it too.
-    pub fn is_noted(&self) -> bool {
-        self.is_shifted() || self.is_broken
-    }
-
-    /// What of it is in the journal, once it is there.
-    pub fn to_note(&self) -> Noted {
-        let &Self { sent_end, guest_ack, .. } = self;
-        Noted { sent_end, guest_ack, is_over: self.is_over() }
-    }
-
-    /// Whether what is noted of it would mislead the next daemon.
-    pub fn is_note_old(&self) -> bool {
-        let is_far = |now: u32, noted: u32| now.wrapping_sub(noted) > FAR;
-        self.is_noted()
-            && (self.is_over() != self.noted.is_over
-                || is_far(self.sent_end, self.noted.sent_end)
-                || is_far(self.guest_ack, self.noted.guest_ack))
-    }
-
-    /// As far as it is known. What is missing is learned from its next segments; one that had a twin is
-    /// broken: nobody knows what of the twin's the peer has.
-    pub(crate) fn restored(record: &Record, now_ns: u64) -> Self {
-        Self {
-            macs: record.macs,
-            shift: record.shift,
-            is_broken: record.has_twin,
-            reset: record.has_twin,
-            guest_fin: record.is_over,
-            peer_fin: record.is_over,
-            send_base: record.send_base,
-            receive_base: record.receive_base,
-            timestamp: record.timestamp,
-            sent_end: record.sent_end,
-            acked: record.sent_end,
-            guest_from: record.guest_from,
-            is_open: true,
-            is_heard: true,
-            passed: Passed::Unknown,
-            guest_ack: record.guest_ack,
-            guest_scale: record.guest_scale,
-            guest_edge: record.guest_ack,
-            peer_end: record.guest_ack,
-            seen_ns: now_ns,
-            noted: Noted {
-                sent_end: record.sent_end,
-                guest_ack: record.guest_ack,
-                is_over: record.is_over || record.has_twin,
-            },
-            ..Self::default()
-        }
-    }
-}
-
-/// See the module's text.
+/// Records of a port's connections, in a mapped file.
 #[derive(Debug)]
 pub struct Journal {
     memory: SharedMemory,
@@ -239,10 +164,10 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the file, or makes it; one that makes no sense is made anew. Its folder is the daemon's
-    /// own.
+    /// Opens the file, or makes it; one that makes no sense is made anew. Its folder is the
+    /// daemon's own.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let words = HEAD_WORDS + crate::table::MAX_FLOWS * 2 * WORDS;
+        let words = HEAD_WORDS + MAX_FLOWS * 2 * WORDS;
         let open = || SharedMemory::in_file(path, words * size_of::<u64>());
         let mut journal = Self { memory: open()?, number: 0 };
         let is_fresh = journal.words()[0].load(Ordering::Relaxed) == 0;
@@ -258,8 +183,8 @@ impl Journal {
 
     fn words(&self) -> &[AtomicU64] {
         let (start, len) = (self.memory.as_ptr(), self.memory.len_bytes() / size_of::<u64>());
-        // SAFETY: the mapping is of pages, so aligned, and lives as long as `self`. It is only used as
-        // atomics here, and a record that another process wrote is checked word by word.
+        // SAFETY: the mapping is of pages, so aligned, and lives as long as `self`. It is only used
+        // as atomics here, and a record that another process wrote is checked word by word.
         unsafe { std::slice::from_raw_parts(start.cast::<AtomicU64>(), len) }
     }
 
@@ -306,7 +231,7 @@ impl Journal {
             }
             Record::from_words(&words).map(|record| (slot, record))
         };
-        (0..crate::table::MAX_FLOWS as u32).filter_map(of_slot).collect()
+        (0..MAX_FLOWS as u32).filter_map(of_slot).collect()
     }
 }
 

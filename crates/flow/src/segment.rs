@@ -68,8 +68,8 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Reads an untagged, unfragmented TCP segment whose headers are all in `eth`; `frame_len` is the
-    /// length of the whole frame.
+    /// Reads an untagged, unfragmented TCP segment whose headers are all in `eth`; `frame_len` is
+    /// the length of the whole frame.
     #[inline]
     pub fn parse(eth: &[u8], frame_len: usize) -> Option<Self> {
         Self::parse_any(eth, frame_len).filter(|segment| !segment.l4.fragment)
@@ -219,8 +219,8 @@ pub(crate) fn packet_end(eth: &[u8], l4: L4) -> Option<usize> {
     })
 }
 
-/// Writes up to 64 bytes, and what they change into the checksum at `place`, which is not among them.
-/// Its words begin at `start`.
+/// Writes up to 64 bytes, and what they change into the checksum at `place`, which is not among
+/// them. Its words begin at `start`.
 #[inline]
 pub(crate) fn put_summed(bytes: &mut [u8], (start, place): (usize, usize), at: usize, new: &[u8]) {
     // The words that hold these bytes; headers are whole words long.
@@ -317,8 +317,8 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Makes it a segment without payload, with a checksum of its own. Returns the frame's new length,
-    /// all of which is in our copy.
+    /// Makes it a segment without payload, with a checksum of its own. Returns the frame's new
+    /// length, all of which is in our copy.
     pub fn strip(&mut self) -> usize {
         self.clear_flags(FIN | PSH | URG);
         let Segment { l4, header_len, .. } = *self.segment;
@@ -330,8 +330,8 @@ impl<'a> Editor<'a> {
         len
     }
 
-    /// Leaves it so many payload bytes, no more than it has, and no end. Its checksum is then to be filled in.
-    /// Returns the frame's new length.
+    /// Leaves it so many payload bytes, no more than it has, and no end. Its checksum is then to be
+    /// filled in. Returns the frame's new length.
     pub fn trim(&mut self, payload_len: usize) -> usize {
         self.clear_flags(FIN | PSH | URG);
         let Segment { l4, header_len, .. } = *self.segment;
@@ -388,7 +388,8 @@ impl Segment {
         fold(sum(payload, head)) == 0
     }
 
-    /// Turns a segment that the local end sent into an answer of its peer's, without payload. `eth` is changed up to the length that is returned.
+    /// Turns a segment that the local end sent into an answer of its peer's, without payload. `eth`
+    /// is changed up to the length that is returned.
     pub fn answer(&self, eth: &mut [u8], with: &Answer) -> usize {
         let (l4, ports) = (self.l4, self.l4.offset);
         for at in 0..6 {

@@ -2,34 +2,32 @@
 
 use std::collections::HashMap;
 
+use crate::flow::Flow;
 use crate::journal::Journal;
 use crate::segment::{ACK, SYN, Segment};
-use crate::state::{Flow, FromGuest};
-use crate::{FlowEvent, FlowKey};
-
-/// Connections of a port; see the limits of the crate.
-pub const MAX_FLOWS: usize = 8192;
+use crate::types::{FlowEvent, FlowKey, MAX_FLOWS};
+use crate::verdict::GuestVerdict;
 
 /// Connections looked at to find one that can go.
 const PROBES: usize = 16;
 
-/// How long stragglers of a shifted connection that is over may come: two segment lifetimes, as
-/// TIME-WAIT takes (RFC 9293, 3.4.2), which Linux keeps for a minute.
+/// Time in which stragglers of a shifted connection that is over may come: two segment lifetimes,
+/// as TIME-WAIT takes (RFC 9293, 3.4.2), which Linux keeps for a minute.
 const STRAGGLER_NS: u64 = 120_000_000_000;
 
-/// How long a shifted connection is remembered in silence: what Linux's connection tracking does.
+/// Time that a shifted connection is remembered in silence: what Linux's connection tracking does.
 const FORGET_NS: u64 = 5 * 86_400 * 1_000_000_000;
 
-/// See the module's text. Never allocates after it was made.
+/// Table of a port's connections. Never allocates after it was made.
 pub(crate) struct FlowTable {
     map: HashMap<FlowKey, u32>,
     slots: Vec<Option<(FlowKey, Flow)>>,
     free: Vec<u32>,
-    /// Where to look next for one that can go.
+    /// Slot from which the next one that can go is looked for.
     hand: usize,
     /// Connections that found no room.
     pub untracked: u64,
-    /// Where those that are needed are noted for the next daemon.
+    /// Records of those that are needed, for the next daemon.
     journal: Option<Journal>,
 }
 
@@ -46,7 +44,7 @@ impl FlowTable {
         }
     }
 
-    /// One that goes on where the last daemon's ended, and is noted for the next one.
+    /// Makes a table that goes on where the last daemon's ended, and is noted for the next one.
     pub fn restored(mut journal: Journal, now_ns: u64) -> Self {
         let mut table = Self::new(MAX_FLOWS);
         for (at, record) in journal.records() {
@@ -66,8 +64,8 @@ impl FlowTable {
     pub fn save(&mut self, key: &FlowKey) {
         let (Some(journal), Some(&at)) = (self.journal.as_mut(), self.map.get(key)) else { return };
         let Some((_, flow)) = &mut self.slots[at as usize] else { return };
-        flow.noted = flow.to_note();
-        match flow.is_noted() {
+        flow.mark = flow.journal_mark();
+        match flow.is_journaled() {
             true => journal.put(at, &flow.record(*key)),
             false => journal.clear(at),
         }
@@ -92,7 +90,7 @@ impl FlowTable {
         self.slots[at as usize].as_mut().map(|(_, flow)| flow)
     }
 
-    /// A segment of the guest's.
+    /// Takes a segment of the guest's.
     #[inline]
     pub fn guest_sends(
         &mut self,
@@ -101,21 +99,21 @@ impl FlowTable {
         summed: bool,
         now_ns: u64,
         tell: &mut dyn FnMut(u64, FlowEvent),
-    ) -> FromGuest {
+    ) -> GuestVerdict {
         let key = segment.key_of_sender(eth);
         if segment.has(SYN) {
             match self.get(&key).filter(|flow| is_sent_again(flow, eth, segment)) {
-                Some(flow) => flow.go_on(eth, segment, now_ns),
+                Some(flow) => flow.note_syn_again(eth, segment, now_ns),
                 None => self.begin(key, eth, segment, now_ns, tell),
             }
-            return FromGuest::Pass;
+            return GuestVerdict::Pass;
         }
-        let Some(flow) = self.get(&key) else { return FromGuest::Pass };
+        let Some(flow) = self.get(&key) else { return GuestVerdict::Pass };
         flow.seen_ns = now_ns;
         let was = flow.shift;
         let answer = flow.guest_sends(eth, segment, summed, tell);
         // The guest's clock fell behind, and was moved up.
-        if flow.shift != was || flow.is_note_old() {
+        if flow.shift != was || flow.is_record_stale() {
             self.save(&key);
         }
         answer
@@ -133,9 +131,9 @@ impl FlowTable {
         (fresh.seen_ns, fresh.begun_ns) = (now_ns, now_ns);
         if let Some(flow) = self.get(&key) {
             flow.token().into_iter().for_each(|token| tell(token, FlowEvent::Reset));
-            let was_noted = flow.is_noted();
+            let was_journaled = flow.is_journaled();
             *flow = fresh;
-            if was_noted {
+            if was_journaled {
                 self.save(&key);
             }
             return;
@@ -162,38 +160,28 @@ impl FlowTable {
         let at = oldest?;
         let (key, flow) = self.slots[at].take()?;
         self.map.remove(&key);
-        if let (Some(journal), true) = (self.journal.as_mut(), flow.is_noted()) {
+        if let (Some(journal), true) = (self.journal.as_mut(), flow.is_journaled()) {
             journal.clear(at as u32);
         }
         Some(at as u32)
     }
 }
 
-impl Flow {
-    /// Its SYN was sent again: by another way, perhaps, and later.
-    fn go_on(&mut self, eth: &[u8], syn: &Segment, now_ns: u64) {
-        self.seen_ns = now_ns;
-        self.note_macs(eth);
-        if let Some((value, _)) = syn.timestamps(eth) {
-            self.advance_clock(value);
-        }
-    }
-}
-
-/// Whether a SYN of the guest's is that of a connection that is known already. What answers it may have been
-/// lost, or be on its way: then it passes behind what the peer says first, and what was heard must not be
-/// forgotten. A new connection has other numbers, or anything of the old one has changed.
+/// Whether a SYN of the guest's is that of a connection that is known already. What answers it may
+/// have been lost, or be on its way: then it passes behind what the peer says first, and what was
+/// heard must not be forgotten. A new connection has other numbers, or anything of the old one has
+/// changed.
 fn is_sent_again(flow: &Flow, eth: &[u8], syn: &Segment) -> bool {
-    let has_its_numbers = Some(syn.seq.wrapping_add(1)) == flow.send_base
+    let has_its_numbers = Some(syn.seq.wrapping_add(1)) == flow.send.base
         && match syn.has(ACK) {
-            true => flow.is_open && Some(syn.ack) == flow.receive_base,
+            true => flow.is_open && Some(syn.ack) == flow.receive.base,
             // Without the bytes of the first one, if it had some: its answer has another number.
-            false => !flow.is_open && syn.end() == flow.sent_end,
+            false => !flow.is_open && syn.end() == flow.send.end,
         };
-    let has_its_options =
-        syn.scale == flow.guest_scale && syn.timestamps(eth).is_some() == flow.timestamp.is_some();
+    let has_its_options = syn.scale == flow.receive.scale
+        && syn.timestamps(eth).is_some() == flow.clock.sent.is_some();
     // A guest that sends it behind a pipe has gone back in time, to where there was none.
-    let has_gone_on = flow.guest_fin || flow.reset || flow.is_shifted();
+    let has_gone_on = flow.send.is_closed || flow.reset || flow.is_shifted();
     has_its_numbers && has_its_options && !has_gone_on
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+pub mod icmp;
+
 use std::net::IpAddr;
 
 use crate::tracker::Tracker;
@@ -32,8 +34,8 @@ pub struct Build {
     pub window: u16,
     /// TCP options; padded to whole words.
     pub options: Vec<u8>,
-    /// IPv4 options, or IPv6 extension headers behind `extra_kind`, each with its successor's kind in
-    /// its first byte.
+    /// IPv4 options, or IPv6 extension headers behind `extra_kind`, each with its successor's kind
+    /// in its first byte.
     pub extra: Vec<u8>,
     pub extra_kind: u8,
     pub payload: Vec<u8>,

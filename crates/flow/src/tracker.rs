@@ -1,5 +1,5 @@
-//! The connections of one port, as whoever carries its frames shows them: frames of its guest, frames for it,
-//! and frames of its twins.
+//! Connections of one port, found in the frames that the switch shows: frames of its guest, frames
+//! for it, and frames of its twins.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use frame::{
     F_DATA_VALID, F_NEEDS_CSUM, Frame, FrameBuffer, Head, HeadBytes, PLAIN, VNET_LEN, Vnet,
 };
 
-use crate::bare_segment::Notice;
+use crate::bare_segment::BareSegment;
 use crate::icmp::IcmpTarget;
 use crate::journal::Journal;
 use crate::segment::{ACK, Answer, FIN, RST, SYN, Segment};
-use crate::state::{self, Share, Sum};
-use crate::table::{FlowTable, MAX_FLOWS};
-use crate::types::{FlowEvent, FlowWatch, TWIN_MAC};
+use crate::table::FlowTable;
+use crate::types::{FlowEvent, FlowWatch, MAX_FLOWS, TWIN_MAC};
+use crate::verdict::{Checksum, GuestVerdict, Share};
 
 /// Most resets that wait for [`Tracker::take_resets`]. What a peer sends beyond comes again.
 pub const MAX_RESETS: usize = 64;
@@ -22,24 +22,25 @@ pub const MAX_RESETS: usize = 64;
 /// Events that wait for [`Tracker::tell`]. A segment has two at most.
 const MAX_EVENTS: usize = 64;
 
-/// What becomes of a frame of the guest's.
+/// Outcome for a frame of the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FromGuest {
-    /// It goes on as it is now.
+pub enum GuestOutcome {
+    /// The frame goes on as it is now.
     Pass,
-    /// It ends here.
+    /// The frame ends here.
     Consume,
-    /// This many bytes of the buffer are an answer to the guest, and the frame ends here.
+    /// The buffer's first bytes, this many, are an answer to the guest, and the frame ends here.
     Reply(usize),
-    /// This many bytes of the buffer are an answer to the guest, and the frame goes on as it is now.
+    /// The buffer's first bytes, this many, are an answer to the guest, and the frame goes on as it
+    /// is now.
     ReplyAndPass(usize),
 }
 
-/// What becomes of a frame for the guest.
+/// Outcome for a frame for the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FromPeer {
-    /// The guest gets this many bytes of it, with this header and the beginning that is in the buffer now;
-    /// none: the frame is not for the guest.
+pub struct PeerOutcome {
+    /// Header and length of the frame that the guest gets, with the beginning that is in the buffer
+    /// now; none: the frame is not for the guest.
     pub guest: Option<(Vnet, usize)>,
     /// Call [`Tracker::delivered`] once the guest has it.
     pub wants_receipt: bool,
@@ -47,21 +48,21 @@ pub struct FromPeer {
     pub may_miss: bool,
 }
 
-impl FromPeer {
+impl PeerOutcome {
     fn whole(frame: &Frame<'_>) -> Self {
         let guest = Some((frame.vnet, frame.len()));
         Self { guest, wants_receipt: false, may_miss: false }
     }
 }
 
-/// The connections of one port, see the crate's text.
+/// Connections of one port.
 pub struct Tracker {
     pub(crate) table: FlowTable,
     watch: Arc<dyn FlowWatch>,
-    /// What pipes are told once their twins have heard of it.
+    /// Events that pipes are told once their twins have heard of them.
     events: Vec<(u64, FlowEvent)>,
     /// Resets for peers of connections that are broken.
-    resets: Vec<Notice>,
+    resets: Vec<BareSegment>,
 }
 
 impl std::fmt::Debug for Tracker {
@@ -71,8 +72,8 @@ impl std::fmt::Debug for Tracker {
 }
 
 impl Tracker {
-    /// With an empty table, or the connections in the journal, which is kept from then on. Allocates
-    /// megabytes, and nothing after that.
+    /// Makes one with an empty table, or the connections in the journal, which is kept from then
+    /// on. Allocates megabytes, and nothing after that.
     pub fn new(watch: Arc<dyn FlowWatch>, journal: Option<Journal>) -> Self {
         let table = match journal {
             Some(journal) => FlowTable::restored(journal, MonotonicClock.now_ns()),
@@ -82,32 +83,32 @@ impl Tracker {
         Self { table, watch, events, resets }
     }
 
-    /// A frame that the guest sends; its beginning is changed in place. An answer to the guest is written
-    /// to `reply`.
+    /// Takes a frame that the guest sends; its beginning is changed in place. An answer to the
+    /// guest is written to `reply`.
     pub fn guest_sends(
         &mut self,
         head: &mut Head,
         reply: &mut HeadBytes,
         now_ns: u64,
-    ) -> FromGuest {
+    ) -> GuestOutcome {
         let Some(segment) = Segment::parse(head.eth(), head.frame_len()) else {
-            return FromGuest::Pass;
+            return GuestOutcome::Pass;
         };
         let summed = head.vnet().flags & F_NEEDS_CSUM == 0;
         let Self { table, watch, .. } = self;
         let mut tell = |token, event| watch.flow_event(token, event);
         match table.guest_sends(head.eth_mut(), &segment, summed, now_ns, &mut tell) {
-            state::FromGuest::Pass => FromGuest::Pass,
-            state::FromGuest::Bare(len) => {
+            GuestVerdict::Pass => GuestOutcome::Pass,
+            GuestVerdict::Bare(len) => {
                 head.cut(len);
-                FromGuest::Pass
+                GuestOutcome::Pass
             }
-            state::FromGuest::Trimmed(len) => {
+            GuestVerdict::Trimmed(len) => {
                 head.trim(len, segment.offset());
-                FromGuest::Pass
+                GuestOutcome::Pass
             }
-            state::FromGuest::Drop => FromGuest::Consume,
-            state::FromGuest::Answer => self.answer(head, &segment, summed, reply),
+            GuestVerdict::Drop => GuestOutcome::Consume,
+            GuestVerdict::Answer => self.answer(head, &segment, summed, reply),
         }
     }
 
@@ -118,30 +119,30 @@ impl Tracker {
         segment: &Segment,
         summed: bool,
         reply: &mut HeadBytes,
-    ) -> FromGuest {
+    ) -> GuestOutcome {
         let bytes = head.bytes();
         reply[..bytes.len()].copy_from_slice(bytes);
         reply[..VNET_LEN].copy_from_slice(&PLAIN);
         let eth = &mut reply[VNET_LEN..bytes.len()];
         let Some(flow) = self.table.get(&segment.key_of_sender(eth)) else {
-            return FromGuest::Consume;
+            return GuestOutcome::Consume;
         };
         let with = flow.answer_to_probe(eth, segment);
         let len = VNET_LEN + segment.answer(eth, &with);
         if !flow.is_broken {
-            return FromGuest::Reply(len);
+            return GuestOutcome::Reply(len);
         }
         let bare = flow.edit_prompt(head.eth_mut(), segment, summed);
         head.cut(bare);
         match segment.has(RST) {
-            true => FromGuest::Pass,
-            false => FromGuest::ReplyAndPass(len),
+            true => GuestOutcome::Pass,
+            false => GuestOutcome::ReplyAndPass(len),
         }
     }
 
-    /// A frame for the guest, the beginning of which is in `head` too: changed there for the guest. The
-    /// twin's share of it is handed to `to_twin`. `buffer` is room for a whole frame, to look at its
-    /// checksum.
+    /// Takes a frame for the guest, the beginning of which is in `head` too: changed there for the
+    /// guest. The twin's share of it is handed to `to_twin`. `buffer` is room for a whole frame, to
+    /// look at its checksum.
     pub fn peer_sends(
         &mut self,
         frame: &Frame<'_>,
@@ -149,13 +150,13 @@ impl Tracker {
         buffer: &mut FrameBuffer,
         now_ns: u64,
         to_twin: impl FnMut(&Frame<'_>),
-    ) -> FromPeer {
+    ) -> PeerOutcome {
         let mut to_twin = to_twin;
-        let as_it_is = FromPeer::whole(frame);
+        let as_it_is = PeerOutcome::whole(frame);
         let len = frame.head.len();
         let Some(segment) = Segment::parse(&head[VNET_LEN..len], frame.len()) else {
             let is_guests = self.other_comes(frame, head, buffer, to_twin);
-            return FromPeer { guest: as_it_is.guest.filter(|_| is_guests), ..as_it_is };
+            return PeerOutcome { guest: as_it_is.guest.filter(|_| is_guests), ..as_it_is };
         };
         let key = segment.key_of_receiver(&head[VNET_LEN..len]);
         let Some(flow) = self.table.get(&key) else { return as_it_is };
@@ -164,18 +165,18 @@ impl Tracker {
             // Just what the peer expects.
             if self.resets.len() < MAX_RESETS {
                 let says = Answer::plain(RST | ACK, (segment.ack, segment.end()));
-                self.resets.push(Notice::new(&key, &flow.macs, &says));
+                self.resets.push(BareSegment::new(&key, &flow.macs, &says));
             }
-            return FromPeer { guest: None, ..as_it_is };
+            return PeerOutcome { guest: None, ..as_it_is };
         }
         let summed = frame.vnet.flags & F_NEEDS_CSUM == 0;
         let events = &mut self.events;
         let mut tell = |token, event| events.push((token, event));
-        let buffer = flow.wants_sum(&segment).then_some(buffer);
-        let sum = look_at_sum(frame, &segment, summed, buffer);
+        let buffer = flow.wants_checksum(&segment).then_some(buffer);
+        let sum = check_sum(frame, &segment, summed, buffer);
         let to = flow.peer_sends(&head[VNET_LEN..len], &segment, sum, &mut tell);
-        let is_note_old = flow.is_note_old();
-        let wants_receipt = to.twin != Share::Nothing || flow.split().is_some();
+        let is_record_stale = flow.is_record_stale();
+        let wants_receipt = to.twin != Share::Nothing || flow.receive.split().is_some();
         // Its news come again.
         let is_bare = segment.payload_len == 0 && !segment.has(FIN);
         let may_miss = wants_receipt && (is_bare || to.guest == Share::Bare);
@@ -196,14 +197,14 @@ impl Tracker {
         if let Some((vnet, _)) = guest {
             head[..VNET_LEN].copy_from_slice(&vnet.to_bytes(1));
         }
-        if is_note_old {
+        if is_record_stale {
             self.table.save(&key);
         }
-        FromPeer { guest, wants_receipt, may_miss }
+        PeerOutcome { guest, wants_receipt, may_miss }
     }
 
-    /// A frame for the guest that is no segment, but perhaps the beginning of one or an error about one.
-    /// False: it is not for the guest.
+    /// Takes a frame for the guest that is no segment, but perhaps the beginning of one or an error
+    /// about one. False: it is not for the guest.
     fn other_comes(
         &mut self,
         frame: &Frame<'_>,
@@ -223,16 +224,16 @@ impl Tracker {
         }
     }
 
-    /// The guest has got what this frame of a connection's told it.
+    /// Notes that the guest has got this frame.
     pub fn delivered(&mut self, frame: &Frame<'_>) {
         let Some(segment) = Segment::parse(frame.eth(), frame.len()) else { return };
         if let Some(flow) = self.table.get(&segment.key_of_receiver(frame.eth())) {
-            flow.told_guest(&segment);
+            flow.note_delivery(&segment);
         }
     }
 
-    /// The frame of a twin in `head`, changed in place to one of the guest's. False: not one that may
-    /// leave.
+    /// Takes the frame of a twin in `head`, changed in place to one of the guest's. False: it may
+    /// not leave.
     pub fn twin_sends(&mut self, head: &mut Head) -> bool {
         let Some(segment) = Segment::parse(head.eth(), head.frame_len()) else { return false };
         let summed = head.vnet().flags & F_NEEDS_CSUM == 0;
@@ -260,8 +261,8 @@ impl Tracker {
         }
     }
 
-    /// The resets that peers of broken connections are to get.
-    pub fn take_resets(&mut self) -> impl Iterator<Item = Notice> + '_ {
+    /// Takes the resets that peers of broken connections are to get.
+    pub fn take_resets(&mut self) -> impl Iterator<Item = BareSegment> + '_ {
         self.resets.drain(..)
     }
 }
@@ -277,26 +278,26 @@ fn shape(frame: &Frame<'_>, segment: &Segment, share: Share) -> (Vnet, usize) {
     (vnet, len)
 }
 
-/// Whether a segment came as it was sent: what it says is only as good. Whole segments are looked at in
-/// `buffer`.
-fn look_at_sum(
+/// Checks whether a segment came as it was sent: what it says is only as good. Whole segments are
+/// looked at in `buffer`.
+fn check_sum(
     frame: &Frame<'_>,
     segment: &Segment,
     summed: bool,
     buffer: Option<&mut FrameBuffer>,
-) -> Sum {
+) -> Checksum {
     if !summed || frame.vnet.flags & F_DATA_VALID != 0 {
-        return Sum::Right;
+        return Checksum::Right;
     }
     let is_right = if segment.payload_len == 0 {
         segment.is_sum_right(frame.eth(), &[])
     } else {
-        let Some(buffer) = buffer else { return Sum::Unknown };
+        let Some(buffer) = buffer else { return Checksum::Unknown };
         let first = segment.headers_len();
         buffer.load(frame) && {
             let eth = buffer.eth();
             segment.is_sum_right(eth, &eth[first..first + segment.payload_len])
         }
     };
-    if is_right { Sum::Right } else { Sum::Wrong }
+    if is_right { Checksum::Right } else { Checksum::Wrong }
 }

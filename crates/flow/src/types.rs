@@ -1,10 +1,13 @@
-//! What the tracker and pipes say to each other of a connection.
+//! Words that the tracker and pipes have in common: names, numbers, events and errors.
 
 use std::net::IpAddr;
 
 use thiserror::Error;
 
-/// A connection as its guest names it.
+/// Connections of a port; see the limits of the crate.
+pub const MAX_FLOWS: usize = 8192;
+
+/// Name of a connection: its addresses, as its guest sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     /// The guest's address.
@@ -18,14 +21,14 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// As the peer names it.
+    /// Name of the same connection at the peer.
     pub(crate) fn mirror(&self) -> Self {
         let &Self { local, remote, local_port, remote_port } = self;
         Self { local: remote, remote: local, local_port: remote_port, remote_port: local_port }
     }
 }
 
-/// What a twin needs to know. Sequence numbers are the wire's.
+/// Numbers that a twin begins with. Sequence numbers are the wire's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowSnapshot {
     /// The twin's first byte.
@@ -42,7 +45,7 @@ pub struct FlowSnapshot {
     pub timestamp: u32,
 }
 
-/// How a twin begins to receive.
+/// Beginning of a receiving twin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveStart {
     /// Bytes that come to the guest itself, behind those that it had counted as received.
@@ -51,7 +54,7 @@ pub struct ReceiveStart {
     pub twin_bytes: u32,
 }
 
-/// What a pipe is told.
+/// News of a connection for its pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowEvent {
     /// The guest's last bytes have passed: ask for the snapshot again.
@@ -67,7 +70,7 @@ pub enum FlowEvent {
 
 /// Takes the events of all connections of a port; on the sidecore, so it must not wait.
 pub trait FlowWatch: Send + Sync {
-    /// `token` is that of the pipe.
+    /// Takes one event; `token` is that of the pipe.
     fn flow_event(&self, token: u64, event: FlowEvent);
 }
 
@@ -77,7 +80,7 @@ pub trait FlowWatch: Send + Sync {
 /// docs/operate/pipes.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FlowError {
-    /// Not seen from its beginning on this port.
+    /// The connection was not seen from its beginning on this port.
     #[error("the connection was not seen from its beginning")]
     Unknown,
     /// Closing, or reset.
@@ -86,7 +89,7 @@ pub enum FlowError {
     /// Another pipe has it.
     #[error("another pipe has the connection")]
     Busy,
-    /// Something was sent that the agent has not told of.
+    /// The guest sent bytes that the agent has not told of.
     #[error("the guest goes on sending")]
     Changed,
     /// Bytes of a twin are lost: the connection is reset.
@@ -100,6 +103,6 @@ pub enum FlowError {
     Off,
 }
 
-/// The hardware address of a twin's TAP, in every namespace the same: its kernel takes no frames but
-/// those that are for it.
+/// The hardware address of a twin's TAP, in every namespace the same: its kernel takes no frames
+/// but those that are for it.
 pub const TWIN_MAC: [u8; 6] = [2, 0x4d, 0x52, 0x54, 0x57, 0x4e];

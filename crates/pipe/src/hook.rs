@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use base::counter::{DropReason, QueueStats};
 use base::io::Wire;
-use flow::{FlowWatch, Journal, MAX_RESETS, Notice, Recipient, Tracker};
+use flow::{
+    BareSegment, FlowWatch, GuestOutcome, Journal, MAX_RESETS, PeerOutcome, Recipient, Tracker,
+};
 use frame::{Allowed, Frame, FrameBuffer, Head, HeadBytes};
 use net::hook::MAX_OUTBOX;
 use net::{FromGuest, Outbox, OutboxTo, Polled, PortHook, Queued, ToGuest};
@@ -56,10 +58,10 @@ impl PipeHook {
 impl PortHook for PipeHook {
     fn from_guest(&mut self, head: &mut Head, reply: &mut HeadBytes, now_ns: u64) -> FromGuest {
         match self.tracker.guest_sends(head, reply, now_ns) {
-            flow::FromGuest::Pass => FromGuest::Pass,
-            flow::FromGuest::Consume => FromGuest::Consume,
-            flow::FromGuest::Reply(len) => FromGuest::Reply(len),
-            flow::FromGuest::ReplyAndPass(len) => FromGuest::ReplyAndPass(len),
+            GuestOutcome::Pass => FromGuest::Pass,
+            GuestOutcome::Consume => FromGuest::Consume,
+            GuestOutcome::Reply(len) => FromGuest::Reply(len),
+            GuestOutcome::ReplyAndPass(len) => FromGuest::ReplyAndPass(len),
         }
     }
 
@@ -73,7 +75,7 @@ impl PortHook for PipeHook {
         let Self { tracker, twins } = self;
         // SAFETY: the caller's promise, as `queued` says what is lent.
         let push = |share: &Frame<'_>| unsafe { twins.push(share) };
-        let flow::FromPeer { guest, wants_receipt, may_miss } =
+        let PeerOutcome { guest, wants_receipt, may_miss } =
             tracker.peer_sends(frame, head, buffer, now_ns, push);
         if self.tracker.is_full() {
             self.flush();
@@ -139,7 +141,7 @@ impl PortHook for PipeHook {
 }
 
 /// Has the switch send a notice.
-pub(crate) fn push(outbox: &mut Outbox, notice: &Notice) {
+pub(crate) fn push(outbox: &mut Outbox, notice: &BareSegment) {
     let to = match notice.to {
         Recipient::Addressee => OutboxTo::Addressee,
         Recipient::Guest => OutboxTo::Guest,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use base::counter::QueueStats;
 use base::io::Wire;
 use flow::{
-    FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, Notice, ReceiveStart, Relief, Snapshot,
-    Tracker,
+    BareSegment, FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, ReceiveStart, Relief,
+    Snapshot, Tracker,
 };
 use net::NetPort;
 use vhost_user::DeviceError;
@@ -99,7 +99,7 @@ pub trait NetFlows {
 /// Runs `f` with the port's connections, and has the switch send the notices that it leaves.
 fn with_tracker<R: Send + 'static>(
     net: &NetPort,
-    f: impl FnOnce(&mut Tracker, &mut Vec<Notice>) -> R + Send + 'static,
+    f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> R + Send + 'static,
 ) -> Option<R> {
     net.with_hook(move |hook: &mut PipeHook, outbox| {
         let mut notices = Vec::new();
@@ -111,7 +111,7 @@ fn with_tracker<R: Send + 'static>(
 
 fn ask<R: Send + 'static>(
     net: &NetPort,
-    f: impl FnOnce(&mut Tracker, &mut Vec<Notice>) -> Result<R, FlowError> + Send + 'static,
+    f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> Result<R, FlowError> + Send + 'static,
 ) -> Result<R, FlowError> {
     with_tracker(net, f).unwrap_or(Err(FlowError::Off))
 }
@@ -121,7 +121,7 @@ fn finish(
     net: &NetPort,
     key: FlowKey,
     token: u64,
-    f: impl FnOnce(&mut Tracker, &mut Vec<Notice>) -> Result<(), FlowError> + Send + 'static,
+    f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> Result<(), FlowError> + Send + 'static,
 ) -> Result<(), FlowError> {
     let answer = ask(net, f);
     if answer == Err(FlowError::Broken) {

@@ -2,10 +2,10 @@ use etherparse::{SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 
 use super::*;
-use crate::played::{Case, TOKEN, ours as case_ours, theirs as case_theirs};
+use crate::scenario::{Scenario, TOKEN, ours as case_ours, theirs as case_theirs};
 use crate::segment::{ACK, PSH};
+use crate::testing::icmp::BuildError as Error;
 use crate::testing::{Build, words};
-use crate::testing_icmp::BuildError as Error;
 use crate::types::FlowEvent;
 use frame::HEAD_LEN;
 
@@ -126,7 +126,7 @@ fn all_else_is_not_read() {
 /// As on the wire: the error that a shifted guest would get without us.
 #[test]
 fn the_guests_numbers_are_its_own() {
-    let mut case = Case::shifted(500);
+    let mut case = Scenario::shifted(500);
     case.flow.shift.receive = 70;
     case.guest(PSH, 100, case_theirs(0), 90);
     for v6 in [false, true] {
@@ -149,7 +149,7 @@ fn the_guests_numbers_are_its_own() {
 /// What is behind a twin's bytes stands where the guest waits.
 #[test]
 fn an_acknowledgement_of_the_twins_is_not_the_guests() {
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     case.guest(PSH, 0, case_theirs(100), 40);
     let quote = |ack| Error::new(Build { seq: case_ours(0), ack, ..about(false) }, MACS).frame();
     for (ack, place) in [(60, 60), (100, 100), (300, 100)] {
@@ -163,8 +163,8 @@ fn an_acknowledgement_of_the_twins_is_not_the_guests() {
 
 #[test]
 fn who_sent_it() {
-    let whose = |case: &Case, n| case.flow.sender_of(case_ours(n));
-    let mut case = Case::piped(500);
+    let whose = |case: &Scenario, n| case.flow.sender_of(case_ours(n));
+    let mut case = Scenario::piped(500);
     case.twin(ACK, 100, 300).unwrap();
     assert_eq!([0, 99].map(|n| whose(&case, n)), [IcmpTarget::Guest; 2]);
     assert_eq!([100, 101, 400].map(|n| whose(&case, n)), [IcmpTarget::Twin; 3]);
@@ -201,7 +201,7 @@ proptest! {
         damage: u16,
         payload in prop::collection::vec(any::<u8>(), 0..99),
     ) {
-        let mut case = Case::open(false);
+        let mut case = Scenario::open(false);
         (case.flow.shift.send, case.flow.shift.receive) = by;
         let quote = |seq, ack| {
             let build = Build { seq, ack, payload: payload.clone(), ..about(v6) };
@@ -242,7 +242,7 @@ proptest! {
         cut in 0..500_usize,
         more in 0..300_usize,
     ) {
-        let case = Case::shifted(500);
+        let case = Scenario::shifted(500);
         let mut likely = Error::new(about(v6), MACS).frame();
         for (at, byte) in changes {
             likely[at] = byte;

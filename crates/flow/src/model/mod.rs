@@ -1,15 +1,16 @@
 //! A model of everything around a flow: a guest, a peer and twins with small TCPs of their own, a
-//! lossy network between switch and peer, and pipes one after the other, in both directions. Each byte on
-//! the wire has a content of its own, so that any byte that is lost, doubled or moved is seen.
+//! lossy network between switch and peer, and pipes one after the other, in both directions. Each
+//! byte on the wire has a content of its own, so that any byte that is lost, doubled or moved is
+//! seen.
 
 mod ends;
 mod receive;
 mod send;
-mod world;
+mod simulation;
 
 use proptest::prelude::*;
 
-use world::World;
+use simulation::Simulation;
 
 /// What happens to the connection, one after the other.
 #[derive(Debug, Clone, Copy)]
@@ -111,6 +112,6 @@ proptest! {
 
     #[test]
     fn every_byte_arrives_once_and_in_its_place(plan in plans()) {
-        World::new(plan).run();
+        Simulation::new(plan).run();
     }
 }

@@ -1,10 +1,10 @@
 //! The parts of a run in which a twin receives, and restarts.
 
 use super::ends::{End, SCALE, content};
-use super::world::{BACK, Stage, World};
+use super::simulation::{BACK, Simulation, Stage};
 use crate::FlowError;
+use crate::flow::Flow;
 use crate::segment::{ACK, FIN, PSH};
-use crate::state::Flow;
 use crate::testing::{Build, mirror, read, timestamps};
 use crate::{FlowEvent, FlowSnapshot};
 
@@ -37,7 +37,7 @@ impl Takes {
     }
 }
 
-impl World {
+impl Simulation {
     fn flow(&mut self) -> &mut Flow {
         self.table.get(&self.guest.key).unwrap()
     }
@@ -87,8 +87,8 @@ impl World {
     }
 
     pub fn restart(&mut self) {
-        // What is not shifted is not known to the next daemon, and without pipes from then on; a twin
-        // would be lost.
+        // What is not shifted is not known to the next daemon, and without pipes from then on; a
+        // twin would be lost.
         let Some(record) = self.noted.filter(|record| !record.has_twin) else { return };
         let now_ns = self.now.into();
         *self.flow() = Flow::restored(&record, now_ns);
@@ -151,7 +151,10 @@ impl World {
         twin.open(u32::from(taken.receive_window) << SCALE);
         (twin.buffer, twin.now) = (takes.buffer, self.now);
         takes.twin = Some(Box::new(twin));
-        if self.flow().split().is_some() && !self.flow().twin_speaks() && self.rng.chance(500) {
+        if self.flow().receive.split().is_some()
+            && !self.flow().receive.twin_speaks()
+            && self.rng.chance(500)
+        {
             let (seq, ack) = self.flow().prompt();
             let frame = Build::new(mirror(&self.guest.key), ACK, seq, ack).frame();
             self.guest_gets(&read(&frame));
@@ -190,7 +193,7 @@ impl World {
         if !is_taken || !self.rng.chance(200) {
             return Stage::Receives(takes);
         }
-        let fin = self.flow().receiving.and_then(|receiving| receiving.fin);
+        let fin = self.flow().receive.twin.and_then(|twin| twin.fin);
         assert_eq!(self.flow().receive_finish(token, len), Ok(()));
         self.note();
         self.tell_both(fin);

@@ -3,11 +3,11 @@
 use super::Part;
 use super::ends::{End, SCALE, content};
 use super::receive::Takes;
-use super::world::{OUT, Stage, World};
+use super::simulation::{OUT, Simulation, Stage};
 use crate::takeover::Snapshot;
 use crate::{FlowError, FlowEvent, FlowSnapshot};
 
-impl World {
+impl Simulation {
     pub fn drive_pipe(&mut self) {
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
         self.stage = match stage {
@@ -99,7 +99,7 @@ impl World {
         if cut.is_some_and(|at| at <= self.now) {
             cut = None;
             let flow = self.table.get(&self.guest.key).unwrap();
-            if flow.retarget(token, len) {
+            if flow.send.retarget(token, len) {
                 self.events.push((token, FlowEvent::Acknowledged));
             }
         }

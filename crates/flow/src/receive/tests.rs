@@ -1,15 +1,17 @@
 //! Rules by hand; the model has the rest.
 
 use super::*;
+use crate::ReceiveStart;
+use crate::flow::Flow;
 use crate::journal::Record;
-use crate::played::*;
-use crate::segment::{ECE, PSH};
-use crate::state::{FromGuest, Passed, Sum};
+use crate::scenario::*;
+use crate::segment::PSH;
+use crate::takeover::Resets;
 use crate::testing::{Build, Read, mirror, read, sacks};
-use crate::{FlowError, ReceiveStart};
+use crate::verdict::{Checksum, GuestVerdict};
 
 /// What a twin that receives gets whole.
-const WHOLE: ToLocal = ToLocal { guest: Share::Nothing, twin: Share::Whole };
+const WHOLE: Shares = Shares { guest: Share::Nothing, twin: Share::Whole };
 
 /// Place and length of what the peer sent, as somebody finds it.
 fn piece(read: &Read) -> (u32, usize) {
@@ -18,13 +20,13 @@ fn piece(read: &Read) -> (u32, usize) {
 
 #[test]
 fn the_stream_is_split_at_both_ends_of_the_twins_part() {
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     // Old bytes are the guest's.
     let (to, guest, _) = case.peer(PSH, theirs(20), 0, 80);
     assert_eq!((to, piece(&guest)), (GUEST, (theirs(20), 80)));
     // Across the beginning: each has its part; the twin's kernel knows what is old.
     let (to, guest, twin) = case.peer(PSH, theirs(90), 0, 30);
-    assert_eq!(to, ToLocal { guest: Share::First(10), twin: Share::Whole });
+    assert_eq!(to, Shares { guest: Share::First(10), twin: Share::Whole });
     let twin = twin.unwrap();
     assert_eq!((piece(&guest), piece(&twin)), ((theirs(90), 10), (theirs(90), 30)));
     assert_eq!((guest.off_by, twin.off_by, guest.flags, twin.flags), (0, 0, ACK, ACK | PSH));
@@ -33,10 +35,10 @@ fn the_stream_is_split_at_both_ends_of_the_twins_part() {
     assert_eq!((to, piece(&twin), twin.ack, twin.off_by), (WHOLE, (theirs(120), 300), OURS, 0));
     // Across the end: the rest comes again.
     let (to, _, twin) = case.peer(PSH, theirs(420), 0, 300);
-    assert_eq!(to, ToLocal { guest: Share::Nothing, twin: Share::First(180) });
+    assert_eq!(to, Shares { guest: Share::Nothing, twin: Share::First(180) });
     let twin = twin.unwrap();
     assert_eq!((piece(&twin), twin.flags, twin.off_by), ((theirs(420), 180), ACK, 0));
-    assert_eq!(case.peer(PSH, theirs(600), 0, 50).0, ToLocal::NOBODY);
+    assert_eq!(case.peer(PSH, theirs(600), 0, 50).0, Shares::NOBODY);
     // With all that is in front of it, it is the guest's, at its own numbers.
     assert_eq!(case.twin_acks(600, 900, &[]).unwrap().ack, theirs(600));
     let (to, guest, _) = case.peer(PSH, theirs(600), 0, 50);
@@ -44,13 +46,13 @@ fn the_stream_is_split_at_both_ends_of_the_twins_part() {
     // Also behind old bytes of the twin's, which are old at the guest, too.
     assert_eq!(piece(&case.peer(PSH, theirs(590), 0, 100).1), (theirs(90), 100));
     let (to, left) = case.guest(0, 0, theirs(150), 0);
-    assert_eq!((to, left.ack, left.window), (FromGuest::Pass, theirs(650), 1000));
+    assert_eq!((to, left.ack, left.window), (GuestVerdict::Pass, theirs(650), 1000));
 }
 
 /// What passed to the guest after the twin's numbers were taken is the guest's.
 #[test]
 fn the_twins_part_begins_behind_what_has_passed() {
-    let mut case = Case::open(false);
+    let mut case = Scenario::open(false);
     case.peer(PSH, THEIRS, 0, 100);
     case.guest(0, 0, theirs(100), 0);
     let taken = case.flow.receive_snapshot(100, TOKEN).unwrap();
@@ -67,7 +69,7 @@ fn the_twins_part_begins_behind_what_has_passed() {
     assert_eq!((left.ack, left.seq, left.window), (theirs(200), ours(25), 700));
     assert_eq!(left.sacks, [(theirs(230), theirs(260))]);
     // Nothing is left for a twin.
-    let mut case = Case::open(false);
+    let mut case = Scenario::open(false);
     let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
     case.peer(PSH, THEIRS, 0, 40);
     let start = case.flow.receive_start(TOKEN, &taken, 0, 40);
@@ -77,7 +79,7 @@ fn the_twins_part_begins_behind_what_has_passed() {
 
 #[test]
 fn nothing_is_acknowledged_before_all_in_front_of_it() {
-    let mut case = Case::open(false);
+    let mut case = Scenario::open(false);
     let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
     case.peer(PSH, THEIRS, 0, 100);
     case.guest(0, 0, theirs(60), 0);
@@ -107,7 +109,7 @@ fn nothing_is_acknowledged_before_all_in_front_of_it() {
 /// The peer's clock is told by who heard it last, and what a guest invents is not passed on.
 #[test]
 fn the_guest_speaks_for_the_twin() {
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     let clock = case.clocks[1];
     case.clocks[1] = clock.wrapping_add(70);
     case.twin_acks(200, 900, &[]).unwrap();
@@ -129,7 +131,7 @@ fn the_guest_speaks_for_the_twin() {
 /// The twin is done before the guest: bytes behind it are known at the guest by their own numbers.
 #[test]
 fn the_guest_may_be_the_last() {
-    let mut case = Case::open(false);
+    let mut case = Scenario::open(false);
     let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
     case.peer(PSH, THEIRS, 0, 100);
     case.guest(0, 0, theirs(60), 0);
@@ -152,14 +154,14 @@ fn the_guest_may_be_the_last() {
     assert_eq!(case.flow.snapshot(0, TOKEN), Err(FlowError::Busy));
     let (_, left) = case.guest(0, 0, theirs(150), 0);
     assert_eq!((left.ack, case.flow.shift.receive), (theirs(650), 500));
-    assert!(case.flow.receiving.is_none());
+    assert!(case.flow.receive.twin.is_none());
 }
 
-/// Its agent has read what its kernel has not acknowledged: the connection is free for the next pipe at
-/// once, and an old acknowledgement changes nothing.
+/// Its agent has read what its kernel has not acknowledged: the connection is free for the next
+/// pipe at once, and an old acknowledgement changes nothing.
 #[test]
 fn the_agent_speaks_for_the_guest() {
-    let mut case = Case::open(false);
+    let mut case = Scenario::open(false);
     let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
     case.peer(PSH, THEIRS, 0, 100);
     case.guest(0, 0, theirs(60), 0);
@@ -168,14 +170,14 @@ fn the_agent_speaks_for_the_guest() {
     assert!(case.twin_acks(300, 900, &[]).is_none());
     assert_eq!(case.flow.receive_own(TOKEN + 1), Err(FlowError::Unknown));
     assert_eq!(case.flow.receive_own(TOKEN), Ok(()));
-    assert_eq!((case.flow.wire_ack(), case.flow.wire_window()), (theirs(300), 900));
+    assert_eq!((case.flow.receive.wire_ack(), case.flow.receive.wire_window()), (theirs(300), 900));
     assert_eq!(case.twin_acks(600, 0, &[]).unwrap().ack, theirs(600));
     assert_eq!(case.flow.receive_own(TOKEN), Ok(()));
     assert_eq!(case.flow.receive_finish(TOKEN, 500), Ok(()));
-    assert!(case.flow.receiving.is_none());
-    assert_eq!((case.flow.wire_ack(), case.flow.shift.receive), (theirs(600), 500));
+    assert!(case.flow.receive.twin.is_none());
+    assert_eq!((case.flow.receive.wire_ack(), case.flow.shift.receive), (theirs(600), 500));
     case.guest(0, 0, theirs(60), 0);
-    assert_eq!(case.flow.wire_ack(), theirs(600));
+    assert_eq!(case.flow.receive.wire_ack(), theirs(600));
     let (_, left) = case.guest(0, 0, theirs(100), 0);
     assert_eq!(left.ack, theirs(600));
     assert!(case.flow.receive_snapshot(100, TOKEN).is_ok());
@@ -183,22 +185,25 @@ fn the_agent_speaks_for_the_guest() {
 
 #[test]
 fn the_guest_hears_of_its_own_bytes() {
-    let mut case = Case::receiving(5000);
+    let mut case = Scenario::receiving(5000);
     case.guest(PSH, 0, theirs(100), 200);
-    let news = ToLocal { guest: Share::Bare, twin: Share::Whole };
+    let news = Shares { guest: Share::Bare, twin: Share::Whole };
     let (to, guest, twin) = case.peer(PSH, theirs(100), 50, 30);
     assert_eq!((to, piece(&guest), guest.ack, guest.off_by), (news, (theirs(100), 0), ours(50), 0));
     assert_eq!((guest.flags, twin.unwrap().ack), (ACK, OURS));
     // Nothing new: it sleeps, and nobody looks at the checksum.
-    let segment = |case: &Case, at, acks, window| {
+    let segment = |case: &Scenario, at, acks, window| {
         let new = Build::new(mirror(&case.key), ACK, theirs(at), ours(acks));
         let frame = Build { payload: vec![2; 30], window, ..new }.frame();
         Segment::parse(&frame, frame.len()).unwrap()
     };
-    assert!(!case.flow.wants_sum(&segment(&case, 130, 50, 777)));
+    assert!(!case.flow.wants_checksum(&segment(&case, 130, 50, 777)));
     assert_eq!(case.peer(PSH, theirs(130), 50, 30).0, WHOLE);
     for (at, acks, window) in [(160, 51, 777), (160, 50, 778), (90, 50, 777), (5090, 50, 777)] {
-        assert!(case.flow.wants_sum(&segment(&case, at, acks, window)), "{at} {acks} {window}");
+        assert!(
+            case.flow.wants_checksum(&segment(&case, at, acks, window)),
+            "{at} {acks} {window}"
+        );
     }
     // A pure acknowledgement is the guest's, at the place where it waits.
     let (to, guest, _) = case.peer(0, theirs(160), 50, 0);
@@ -213,12 +218,12 @@ fn the_guest_hears_of_its_own_bytes() {
     let wider = Build { payload: vec![2; 9], window: 800, ..new };
     assert_eq!((case.peer_raw(wider.clone()).0, case.peer_raw(wider).0), (news, WHOLE));
     // What was never sent is not acknowledged, and its segment is nobody's.
-    assert_eq!(case.peer(PSH, theirs(200), 201, 30).0, ToLocal::NOBODY);
+    assert_eq!(case.peer(PSH, theirs(200), 201, 30).0, Shares::NOBODY);
 }
 
 #[test]
 fn old_numbers_are_answered_by_who_has_the_last_word() {
-    let mut case = Case::open(false);
+    let mut case = Scenario::open(false);
     let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
     case.peer(PSH, THEIRS, 0, 100);
     case.flow.receive_start(TOKEN, &taken, 0, 600).unwrap();
@@ -234,7 +239,7 @@ fn old_numbers_are_answered_by_who_has_the_last_word() {
     // What they say of the guest's bytes may be old, too.
     case.guest(PSH, 0, theirs(100), 20);
     assert_eq!(case.peer(0, theirs(149), 10, 50).0, WHOLE);
-    assert_eq!(case.flow.acked, OURS);
+    assert_eq!(case.flow.send.acked, OURS);
     case.twin_acks(600, 0, &[]).unwrap();
     let (to, guest, _) = case.peer(0, theirs(599), 0, 0);
     assert_eq!((to, guest.seq), (GUEST, theirs(99)));
@@ -245,8 +250,8 @@ fn old_numbers_are_answered_by_who_has_the_last_word() {
 #[test]
 fn the_end_of_the_stream_waits_for_the_end_of_the_pipe() {
     for (fin, told_at) in [(100, 100), (300, 300), (600, 600)] {
-        let mut case = Case::receiving(500);
-        let bare = |to: ToLocal| to.guest != Share::Whole;
+        let mut case = Scenario::receiving(500);
+        let bare = |to: Shares| to.guest != Share::Whole;
         let (to, _, twin) = case.peer(PSH | FIN, theirs(fin), 0, 0);
         assert!(bare(to) && twin.is_none());
         if told_at > 100 {
@@ -260,7 +265,7 @@ fn the_end_of_the_stream_waits_for_the_end_of_the_pipe() {
         assert_eq!(case.told(), [FlowEvent::Ended]);
         case.peer(FIN, theirs(fin), 0, 0);
         assert_eq!(case.told(), []);
-        let at = case.flow.receiving.unwrap().fin;
+        let at = case.flow.receive.twin.unwrap().fin;
         assert_eq!((case.flow.receive_stop(TOKEN, 0), at), (Ok(fin - 100), Some(theirs(fin))));
         assert_eq!(case.flow.receive_finish(TOKEN, fin - 100), Ok(()));
         let says = case.flow.fin_to_guest(at).unwrap();
@@ -276,7 +281,7 @@ fn the_end_of_the_stream_waits_for_the_end_of_the_pipe() {
 #[test]
 fn a_stop_leaves_the_twin_what_was_taken_or_told() {
     for (told, taken, len) in [(100, 0, 0), (100, 30, 30), (250, 30, 150), (250, 200, 200)] {
-        let mut case = Case::receiving(500);
+        let mut case = Scenario::receiving(500);
         case.peer(PSH, theirs(100), 0, 400);
         case.twin_acks(told, 0, &[(460, 480)]).unwrap();
         assert_eq!(case.flow.receive_stop(8, taken), Err(FlowError::Unknown));
@@ -302,7 +307,7 @@ fn a_stop_leaves_the_twin_what_was_taken_or_told() {
 /// A guest that has not acknowledged its own, and may have bytes from behind the twin's.
 #[test]
 fn a_stop_that_comes_late_changes_nothing() {
-    let mut case = Case::open(false);
+    let mut case = Scenario::open(false);
     let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
     case.peer(PSH, THEIRS, 0, 100);
     case.flow.receive_start(TOKEN, &taken, 0, 600).unwrap();
@@ -312,38 +317,39 @@ fn a_stop_that_comes_late_changes_nothing() {
     assert_eq!(piece(&case.peer(PSH, theirs(600), 0, 50).1), (theirs(100), 50));
     assert_eq!(case.flow.receive_finish(TOKEN, 10), Err(FlowError::Broken));
     // In time, what the twin has is of no account.
-    let mut case = Case::open(false);
+    let mut case = Scenario::open(false);
     let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
     case.peer(PSH, THEIRS, 0, 100);
     case.flow.receive_start(TOKEN, &taken, 0, 600).unwrap();
     case.twin_acks(500, 900, &[]);
     assert_eq!(case.flow.receive_stop(TOKEN, 10), Ok(10));
     case.guest(0, 0, theirs(100), 0);
-    assert_eq!((case.flow.wire_ack(), case.flow.shift.receive), (theirs(110), 10));
+    assert_eq!((case.flow.receive.wire_ack(), case.flow.shift.receive), (theirs(110), 10));
 }
 
 #[test]
 fn bytes_that_the_peer_forgot_break_the_connection() {
     for (told, len) in [(250, 149), (600, 499), (250, 501), (600, 501)] {
-        let mut case = Case::receiving(500);
+        let mut case = Scenario::receiving(500);
         case.guest(PSH, 0, theirs(100), 20);
         case.peer(PSH, theirs(100), 10, 500);
         case.twin_acks(told, 900, &[]);
         assert_eq!(case.flow.receive_finish(TOKEN, len), Err(FlowError::Broken));
-        let ((seq, ack), (to_guest, _)) = case.flow.give_up(TOKEN).unwrap();
+        let Resets { to_peer: (seq, ack), to_guest: (to_guest, _) } =
+            case.flow.give_up(TOKEN).unwrap();
         assert_eq!((seq, ack), (ours(10), theirs(told)));
         // Through the port it goes to the guest at the number that it waits for.
         let (to, guest, _) = case.peer(RST, to_guest, 10, 0);
         assert_eq!((to, guest.seq), (GUEST, theirs(100)));
-        assert!(case.flow.is_broken && case.flow.reset && case.flow.receiving.is_none());
+        assert!(case.flow.is_broken && case.flow.reset && case.flow.receive.twin.is_none());
         let (to, ..) = case.guest_raw(Build::new(case.key, ACK, ours(20), theirs(100)));
-        assert_eq!(to, FromGuest::Answer);
+        assert_eq!(to, GuestVerdict::Answer);
     }
 }
 
 #[test]
 fn a_reset_is_the_guests_and_told() {
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     case.peer(PSH, theirs(100), 0, 300);
     case.twin_acks(200, 900, &[]).unwrap();
     for seq in [199, 401, 9000] {
@@ -353,15 +359,18 @@ fn a_reset_is_the_guests_and_told() {
     let (to, guest, _) = case.peer(RST, theirs(300), 0, 0);
     assert_eq!((to, guest.seq, case.told()), (GUEST, theirs(100), vec![FlowEvent::Reset]));
     assert!(case.flow.reset);
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     case.twin_acks(150, 900, &[]).unwrap();
     let (to, left) = case.guest(RST, 0, theirs(100), 0);
-    assert_eq!((to, left.ack, case.told()), (FromGuest::Pass, theirs(150), vec![FlowEvent::Reset]));
+    assert_eq!(
+        (to, left.ack, case.told()),
+        (GuestVerdict::Pass, theirs(150), vec![FlowEvent::Reset])
+    );
 }
 
 #[test]
 fn only_acknowledgements_of_a_twin_leave() {
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     let new = Build::new(case.key, ACK, OURS, theirs(200));
     for bad in [
         Build { flags: RST | ACK, ..new.clone() },
@@ -374,7 +383,7 @@ fn only_acknowledgements_of_a_twin_leave() {
     ] {
         assert!(case.twin_raw(bad.clone()).is_none(), "{bad:?}");
     }
-    assert_eq!(case.flow.wire_ack(), theirs(100));
+    assert_eq!(case.flow.receive.wire_ack(), theirs(100));
     let left = case.twin_raw(Build { flags: ACK | ECE, ..new.clone() }).unwrap();
     assert_eq!((left.flags, left.ack), (ACK, theirs(200)));
     case.flow.receive_finish(TOKEN, 100).unwrap();
@@ -383,25 +392,25 @@ fn only_acknowledgements_of_a_twin_leave() {
 
 #[test]
 fn a_damaged_segment_is_nobodys_while_the_stream_is_split() {
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     let before = format!("{:?}", case.flow);
     for flags in [ACK, ACK | RST, ACK | FIN] {
         let new = Build::new(mirror(&case.key), flags, theirs(100), OURS);
         let frame = Build { payload: vec![2; 40], ..new }.frame();
         let segment = Segment::parse(&frame, frame.len()).unwrap();
-        let to = case.flow.peer_sends(&frame, &segment, Sum::Wrong, &mut |_, _| panic!());
-        assert_eq!((to, &format!("{:?}", case.flow)), (ToLocal::NOBODY, &before));
+        let to = case.flow.peer_sends(&frame, &segment, Checksum::Wrong, &mut |_, _| panic!());
+        assert_eq!((to, &format!("{:?}", case.flow)), (Shares::NOBODY, &before));
     }
 }
 
 #[test]
 fn who_may_have_the_receiving_half() {
-    let mut case = Case::piped(50);
+    let mut case = Scenario::piped(50);
     assert_eq!(case.flow.receive_snapshot(0, TOKEN), Err(FlowError::Busy));
-    let mut case = Case::receiving(50);
+    let mut case = Scenario::receiving(50);
     assert_eq!(case.flow.snapshot(0, TOKEN), Err(FlowError::Busy));
     assert_eq!(case.flow.receive_snapshot(100, TOKEN), Err(FlowError::Busy));
-    let mut case = Case::open(true);
+    let mut case = Scenario::open(true);
     case.peer(PSH, THEIRS, 0, 10);
     let taken = case.flow.receive_snapshot(10, TOKEN).unwrap();
     assert_eq!(case.flow.receive_snapshot(10, 8), Err(FlowError::Busy));
@@ -418,13 +427,13 @@ fn who_may_have_the_receiving_half() {
     let taken = case.flow.receive_snapshot(10, TOKEN).unwrap();
     case.peer(FIN, theirs(10), 0, 0);
     assert_eq!(case.flow.receive_start(TOKEN, &taken, 10, 5), Err(FlowError::Closing));
-    let mut case = Case::open(true);
+    let mut case = Scenario::open(true);
     let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
     case.peer(RST, THEIRS, 0, 0);
     assert_eq!(case.flow.receive_start(TOKEN, &taken, 0, 5), Err(FlowError::Closing));
     // An answer to its SYN that it did not believe.
-    let mut case = Case::open(true);
-    case.flow.receive_base = None;
+    let mut case = Scenario::open(true);
+    case.flow.receive.base = None;
     assert_eq!(case.flow.receive_snapshot(0, TOKEN), Err(FlowError::Unknown));
 }
 
@@ -432,17 +441,17 @@ fn who_may_have_the_receiving_half() {
 /// peer may have sent before.
 #[test]
 fn after_a_restart_a_windows_worth_has_to_pass() {
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     case.twin_acks(600, 900, &[]).unwrap();
     assert!(case.flow.record(case.key).has_twin);
     assert_eq!(case.flow.receive_finish(TOKEN, 500), Ok(()));
     let record: Record = case.flow.record(case.key);
     assert!(!record.has_twin);
     case.flow = Flow::restored(&record, 1);
-    assert_eq!(case.flow.passed, Passed::Unknown);
+    assert_eq!(case.flow.receive.passage, Passage::Unknown);
     assert_eq!(case.flow.receive_snapshot(100, TOKEN), Err(FlowError::Changed));
     assert_eq!(case.guest(0, 0, theirs(120), 0).1.ack, theirs(620));
-    assert_eq!(case.flow.passed, Passed::Before(theirs(4620)));
+    assert_eq!(case.flow.receive.passage, Passage::Before(theirs(4620)));
     assert_eq!(case.flow.receive_snapshot(120, TOKEN), Err(FlowError::Changed));
     case.peer(PSH, theirs(620), 0, 4000);
     case.guest(0, 0, theirs(4119), 0);
@@ -452,15 +461,15 @@ fn after_a_restart_a_windows_worth_has_to_pass() {
     assert_eq!(taken.receive_seq, theirs(4620));
 }
 
-/// What allowed the peer to send counts as long as it may be on its way: from where the next twin's part
-/// begins depends on it.
+/// What allowed the peer to send counts as long as it may be on its way: from where the next twin's
+/// part begins depends on it.
 #[test]
 fn the_window_of_a_twin_outlives_it() {
-    let mut case = Case::receiving(500);
+    let mut case = Scenario::receiving(500);
     case.twin_acks(500, 4000, &[]).unwrap();
     assert_eq!(case.flow.receive_stop(TOKEN, 400), Ok(400));
     case.flow.receive_finish(TOKEN, 400).unwrap();
     // 16,000 bytes, where the guest has allowed 4,000.
     case.peer(PSH, theirs(16_000), 0, 100);
-    assert_eq!(case.flow.peer_end, theirs(16_100));
+    assert_eq!(case.flow.receive.end, theirs(16_100));
 }

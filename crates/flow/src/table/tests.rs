@@ -34,7 +34,7 @@ fn peer(table: &mut FlowTable, n: u16, flags: u8, ack: u32, now_ns: u64) {
     let segment = Segment::parse(&frame, frame.len()).unwrap();
     let Some(flow) = table.get(&name(n)) else { return };
     flow.seen_ns = now_ns;
-    flow.peer_sends(&frame, &segment, crate::state::Sum::Right, &mut |_, _| {});
+    flow.peer_sends(&frame, &segment, crate::verdict::Checksum::Right, &mut |_, _| {});
 }
 
 fn settle(table: &mut FlowTable, n: u16) -> bool {
@@ -117,7 +117,7 @@ fn says(table: &mut FlowTable, build: Build, now_ns: u64) {
         table.guest_sends(&mut frame, &segment, true, now_ns, &mut tell);
     } else {
         let flow = table.get(&name(1)).unwrap();
-        flow.peer_sends(&frame, &segment, crate::state::Sum::Right, &mut tell);
+        flow.peer_sends(&frame, &segment, crate::verdict::Checksum::Right, &mut tell);
     }
 }
 
@@ -151,10 +151,10 @@ fn a_syn_that_is_sent_again_begins_nothing() {
     for table in [&mut accepts, &mut connects] {
         let flow = table.get(&name(1)).unwrap();
         assert!(flow.is_heard && flow.is_open);
-        let known = (flow.begun_ns, flow.seen_ns, flow.send_base, flow.receive_base);
+        let known = (flow.begun_ns, flow.seen_ns, flow.send.base, flow.receive.base);
         assert_eq!(known, (5, 9, Some(101), Some(501)));
         // What has changed is told to a twin.
-        assert_eq!((flow.timestamp, flow.macs[0], flow.macs[6]), (Some(75), 6, 8));
+        assert_eq!((flow.clock.sent, flow.macs[0], flow.macs[6]), (Some(75), 6, 8));
     }
     // It is nothing to a pipe that is about to begin, either.
     assert!(settle(&mut accepts, 1));
@@ -275,7 +275,7 @@ fn a_shifted_connection_that_goes_on_is_noted_again() {
     table.save(&name(0));
     let noted = || {
         let restored = FlowTable::restored(Journal::open(&path).unwrap(), 1);
-        restored.slots.iter().flatten().next().map(|(_, flow)| flow.sent_end)
+        restored.slots.iter().flatten().next().map(|(_, flow)| flow.send.end)
     };
     let first = noted();
     let mut seq = 101_u32;
@@ -283,14 +283,14 @@ fn a_shifted_connection_that_goes_on_is_noted_again() {
         seq = seq.wrapping_add(1 << 29);
         guest(&mut table, 0, ACK, seq, 2);
         let flow = table.get(&name(0)).unwrap();
-        let behind = flow.sent_end.wrapping_sub(noted().unwrap());
+        let behind = flow.send.end.wrapping_sub(noted().unwrap());
         assert!(behind <= 1 << 29, "{behind}");
     }
     assert_ne!(noted(), first);
 }
 
-/// Of a connection whose twin was lost before it had sent anything; the next daemon must not take a new
-/// one for it.
+/// Of a connection whose twin was lost before it had sent anything; the next daemon must not take a
+/// new one for it.
 #[test]
 fn a_broken_connection_without_a_shift_is_remembered_so_long_and_no_longer() {
     let folder = tempfile::tempdir().unwrap();
@@ -335,7 +335,7 @@ fn a_syn_ends_the_shift() {
     );
     // The old pipe has no say in it.
     assert_eq!(flow.finish(1, 10), Ok(()));
-    assert!(flow.give_up(1).is_none() && flow.settling.is_some());
+    assert!(flow.give_up(1).is_none() && flow.reservation.is_some());
     assert_eq!(flow.snapshot(0, 1), Err(FlowError::Busy));
 }
 

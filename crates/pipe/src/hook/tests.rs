@@ -12,7 +12,8 @@ use base::alloc_count::Counting;
 use base::counter::QueueStats;
 use flow::testing::{Build, Read, key, mirror, read, timestamps};
 use flow::{
-    FlowError, FlowEvent, FlowKey, FlowSnapshot, FlowWatch, Notice, ReceiveStart, Snapshot, Tracker,
+    BareSegment, FlowError, FlowEvent, FlowKey, FlowSnapshot, FlowWatch, ReceiveStart, Snapshot,
+    Tracker,
 };
 use net::testing::{Lab, Model, Spec, frame, mac, model_wire, no_offload};
 
@@ -72,7 +73,7 @@ pub struct Flows<'a> {
 }
 
 impl Flows<'_> {
-    fn ask<R>(&mut self, f: impl FnOnce(&mut Tracker, &mut Vec<Notice>) -> R) -> R {
+    fn ask<R>(&mut self, f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> R) -> R {
         self.lab.with_hook(self.guest, |hook: &mut PipeHook, outbox| {
             let mut notices = Vec::new();
             let answer = f(&mut hook.tracker, &mut notices);

@@ -1,7 +1,7 @@
 //! ICMP errors about segments of guest and twin.
 
+use flow::testing::icmp::BuildError as Error;
 use flow::testing::{Build, mirror, read};
-use flow::testing_icmp::BuildError as Error;
 use flow::{FlowKey, TWIN_MAC};
 use frame::F_NEEDS_CSUM;
 use net::testing::{Spec, mac, no_offload};

@@ -1,9 +1,10 @@
-//! A connection played by hand, for tests.
+//! A connection scenario by hand, for tests.
 
+use crate::flow::Flow;
 use crate::segment::{ACK, PSH, SYN, Segment};
-use crate::state::{Flow, FromGuest, Share, Sum, ToLocal};
 use crate::takeover::Snapshot;
 use crate::testing::{Build, Read, key, mirror, read, sacks, timestamps, words};
+use crate::verdict::{Checksum, GuestVerdict, Share, Shares};
 use crate::{FlowEvent, FlowKey, FlowSnapshot, ReceiveStart};
 
 pub(crate) const ISS: u32 = 0xffff_ff00;
@@ -12,12 +13,12 @@ pub(crate) const IRS: u32 = 0x9000_0000;
 pub(crate) const OURS: u32 = ISS + 1;
 pub(crate) const THEIRS: u32 = IRS + 1;
 pub(crate) const TOKEN: u64 = 7;
-pub(crate) const GUEST: ToLocal = ToLocal::GUEST;
+pub(crate) const GUEST: Shares = Shares::GUEST;
 /// A twin that sends gets headers only.
-pub(crate) const TWIN: ToLocal = ToLocal { guest: Share::Nothing, twin: Share::Bare };
-pub(crate) const BOTH: ToLocal = ToLocal { guest: Share::Whole, twin: Share::Bare };
+pub(crate) const TWIN: Shares = Shares { guest: Share::Nothing, twin: Share::Bare };
+pub(crate) const BOTH: Shares = Shares { guest: Share::Whole, twin: Share::Bare };
 
-pub(crate) struct Case {
+pub(crate) struct Scenario {
     pub flow: Flow,
     pub key: FlowKey,
     pub events: Vec<FlowEvent>,
@@ -45,7 +46,7 @@ pub(crate) fn theirs(n: u32) -> u32 {
     THEIRS.wrapping_add(n)
 }
 
-impl Case {
+impl Scenario {
     /// A connection that the guest, or the peer, has opened.
     pub fn open(guest_connects: bool) -> Self {
         let clocks = [0xffff_fff0, 0xa000_0000];
@@ -76,34 +77,34 @@ impl Case {
         }
     }
 
-    pub fn guest_raw(&mut self, build: Build) -> (FromGuest, Vec<u8>, Segment) {
+    pub fn guest_raw(&mut self, build: Build) -> (GuestVerdict, Vec<u8>, Segment) {
         let mut frame = build.frame();
         let segment = Segment::parse(&frame, frame.len()).unwrap();
         let mut tell = Self::tell(&mut self.events);
         let to = self.flow.guest_sends(&mut frame, &segment, true, &mut tell);
-        if let FromGuest::Bare(len) | FromGuest::Trimmed(len) = to {
+        if let GuestVerdict::Bare(len) | GuestVerdict::Trimmed(len) = to {
             frame.truncate(len);
         }
         (to, frame, segment)
     }
 
     /// A segment of the guest's, its place in its own count.
-    pub fn guest(&mut self, flags: u8, at: u32, ack: u32, len: usize) -> (FromGuest, Read) {
+    pub fn guest(&mut self, flags: u8, at: u32, ack: u32, len: usize) -> (GuestVerdict, Read) {
         let new = Build::new(self.key, flags | ACK, ours(at), ack);
         let options = timestamps(self.clocks[0], self.clocks[1]);
         let (to, frame, _) = self.guest_raw(Build { options, payload: vec![1; len], ..new });
         (to, read(&frame))
     }
 
-    pub fn peer_raw(&mut self, build: Build) -> (ToLocal, Read, Option<Read>) {
+    pub fn peer_raw(&mut self, build: Build) -> (Shares, Read, Option<Read>) {
         let frame = build.frame();
         let segment = Segment::parse(&frame, frame.len()).unwrap();
         let mut tell = Self::tell(&mut self.events);
-        let to = self.flow.peer_sends(&frame, &segment, Sum::Right, &mut tell);
+        let to = self.flow.peer_sends(&frame, &segment, Checksum::Right, &mut tell);
         let (mut guest, mut twin) = (frame.clone(), frame);
         self.flow.edit_for_guest(&mut guest, &segment, true, to.guest);
         if to.guest != Share::Nothing {
-            self.flow.told_guest(&segment);
+            self.flow.note_delivery(&segment);
             finish(&mut guest, &segment, to.guest);
         }
         if to.twin == Share::Nothing {
@@ -121,7 +122,7 @@ impl Case {
         seq: u32,
         acks: u32,
         len: usize,
-    ) -> (ToLocal, Read, Option<Read>) {
+    ) -> (Shares, Read, Option<Read>) {
         let new = Build::new(mirror(&self.key), flags | ACK, seq, ours(acks));
         let options = timestamps(self.clocks[1], self.clocks[0]);
         self.peer_raw(Build { options, payload: vec![2; len], window: 777, ..new })
@@ -177,7 +178,7 @@ impl Case {
 
     /// What the twin says of the peer's stream, as it leaves; `ack` is counted on the wire.
     pub fn twin_acks(&mut self, ack: u32, window: u16, blocks: &[(u32, u32)]) -> Option<Read> {
-        let receiving = self.flow.receiving.unwrap();
+        let receiving = self.flow.receive.twin.unwrap();
         let place = |n: u32| theirs(n).wrapping_sub(receiving.offset);
         let stamps = timestamps(self.clocks[0].wrapping_add(500), self.clocks[1]);
         let blocks: Vec<_> = blocks.iter().map(|(l, r)| (place(*l), place(*r))).collect();

@@ -6,11 +6,11 @@ use super::ends::{End, MSS, SCALE, content};
 use super::receive::{Stretch, Takes};
 use super::{Part, Plan};
 use crate::journal::Record;
-use crate::played::finish;
+use crate::scenario::finish;
 use crate::segment::{ACK, SYN, Segment, after};
-use crate::state::{FromGuest, Share, Sum};
 use crate::table::FlowTable;
 use crate::testing::{Build, Read, key, mirror, read, timestamps, words};
+use crate::verdict::{Checksum, GuestVerdict, Share};
 use crate::{FlowEvent, FlowSnapshot};
 
 /// By then every run is over.
@@ -56,7 +56,7 @@ pub enum Stage {
     Receives(Takes),
 }
 
-pub struct World {
+pub struct Simulation {
     pub plan: Plan,
     pub rng: Rng,
     pub now: u32,
@@ -81,7 +81,7 @@ pub struct World {
     pub is_new_daemon: bool,
 }
 
-impl World {
+impl Simulation {
     pub fn new(plan: Plan) -> Self {
         let here = key(plan.v6);
         let [a, b] = plan.first;
@@ -94,7 +94,7 @@ impl World {
             end.has_sack = plan.sack;
         }
         peer.buffer = plan.peer_buffer;
-        let mut world = Self {
+        let mut simulation = Self {
             rng: Rng(plan.seed | 1),
             now: 0,
             table: FlowTable::new(4),
@@ -114,8 +114,8 @@ impl World {
             is_new_daemon: false,
             plan,
         };
-        world.shake_hands();
-        world
+        simulation.shake_hands();
+        simulation
     }
 
     /// The guest may send its SYN once more, behind what the peer says first.
@@ -266,7 +266,8 @@ impl World {
         }
     }
 
-    /// Leaves the switch: nothing of the peer's is claimed to be here that is not, no clock goes back.
+    /// Leaves the switch: nothing of the peer's is claimed to be here that is not, no clock goes
+    /// back.
     pub fn leave(&mut self, frame: Vec<u8>) {
         let read = read(&frame);
         assert_eq!(read.off_by, 0, "a wrong checksum leaves");
@@ -283,8 +284,8 @@ impl World {
         let end = read.seq.wrapping_sub(self.peer.their_first) as i32 + read.payload.len() as i32;
         for (k, byte) in read.payload.iter().enumerate() {
             let place = (end - read.payload.len() as i32) as u32 + k as u32;
-            // A resend from before a pipe comes shifted when it passes after it: among bytes that the
-            // peer has acknowledged, and does not look at.
+            // A resend from before a pipe comes shifted when it passes after it: among bytes that
+            // the peer has acknowledged, and does not look at.
             assert!(
                 place < self.peer.next || *byte == content(OUT, place),
                 "wrong at {place} on the wire"
@@ -303,21 +304,21 @@ impl World {
             let to = self.table.guest_sends(&mut frame, &segment, true, now_ns, &mut tell);
             self.note();
             match to {
-                FromGuest::Pass if segment.has(SYN) => {}
-                FromGuest::Pass => self.leave(frame),
-                FromGuest::Bare(len) => {
+                GuestVerdict::Pass if segment.has(SYN) => {}
+                GuestVerdict::Pass => self.leave(frame),
+                GuestVerdict::Bare(len) => {
                     frame.truncate(len);
                     self.leave(frame);
                 }
-                FromGuest::Trimmed(len) => {
+                GuestVerdict::Trimmed(len) => {
                     frame.truncate(len);
                     let check = !words(&frame[segment.offset()..]);
                     let at = segment.offset() + 16;
                     frame[at..at + 2].copy_from_slice(&check.to_be_bytes());
                     self.leave(frame);
                 }
-                FromGuest::Drop => {}
-                FromGuest::Answer => {
+                GuestVerdict::Drop => {}
+                GuestVerdict::Answer => {
                     let flow = self.table.get(&self.guest.key).unwrap();
                     let with = flow.answer_to_probe(&frame, &segment);
                     let len = segment.answer(&mut frame, &with);
@@ -356,9 +357,9 @@ impl World {
         let Some(flow) = self.table.get(&segment.key_of_receiver(&frame)) else { return };
         let (first, len) = (segment.headers_len(), segment.payload_len);
         let sum = match segment.is_sum_right(&frame, &frame[first..first + len]) {
-            _ if !flow.wants_sum(&segment) => Sum::Unknown,
-            true => Sum::Right,
-            false => Sum::Wrong,
+            _ if !flow.wants_checksum(&segment) => Checksum::Unknown,
+            true => Checksum::Right,
+            false => Checksum::Wrong,
         };
         let events = &mut self.events;
         let to = flow.peer_sends(&frame, &segment, sum, &mut |t, event| events.push((t, event)));
@@ -370,7 +371,7 @@ impl World {
         }
         if to.guest != Share::Nothing && !self.rng.chance(self.plan.no_buffer) {
             let flow = self.table.get(&self.guest.key).unwrap();
-            flow.told_guest(&segment);
+            flow.note_delivery(&segment);
             flow.edit_for_guest(&mut frame, &segment, true, to.guest);
             finish(&mut frame, &segment, to.guest);
             let read = read(&frame);
