@@ -28,7 +28,7 @@ pub enum Recipient {
 pub struct BareSegment {
     bytes: [u8; MAX_LEN],
     len: usize,
-    /// Who gets it.
+    /// Receiver of the segment.
     pub to: Recipient,
 }
 

@@ -7,7 +7,7 @@ use crate::takeover::Snapshot;
 use crate::verdict::{Checksum, GuestVerdict, Share};
 use crate::{FlowEvent, FlowSnapshot};
 
-/// Whose token the pipe has.
+/// Token of the pipe.
 const TOKEN: u64 = 7;
 
 /// A connection, and what the pipe knows of it.
@@ -68,7 +68,7 @@ impl Connection {
         let _ = self.flow.edit_from_twin(frame, &segment, true, &mut told);
     }
 
-    /// What the pipe does: `what` says which step, `len` how many bytes.
+    /// Takes a step of the pipe: `what` says which, `len` how many bytes.
     ///
     /// # Panics
     /// A pipe is begun behind another one.

@@ -29,9 +29,9 @@ pub(crate) struct ReceivingTwin {
     pub end: u32,
     /// The twin has everything before.
     pub got: u32,
-    /// Its window, as it stood in its header.
+    /// The twin's window, as it stood in its header.
     pub window: u16,
-    /// It allowed the peer to send up to there.
+    /// End of the window that the twin allowed the peer.
     pub edge: u32,
     /// Bytes by which its numbers of the peer's stream are behind the wire's: what passed after
     /// they were taken.

@@ -176,7 +176,7 @@ impl Scenario {
         case
     }
 
-    /// What the twin says of the peer's stream, as it leaves; `ack` is counted on the wire.
+    /// Acknowledgement of the twin's, as it leaves; `ack` is counted on the wire.
     pub fn twin_acks(&mut self, ack: u32, window: u16, blocks: &[(u32, u32)]) -> Option<Read> {
         let receiving = self.flow.receive.twin.unwrap();
         let place = |n: u32| theirs(n).wrapping_sub(receiving.offset);

@@ -7,19 +7,19 @@ use frame::{IPPROTO_TCP, L4, be16, fold, sum};
 
 use crate::FlowKey;
 
-/// TCP flag bits.
+/// TCP flag that ends the sender's bytes.
 pub(crate) const FIN: u8 = 1;
-/// See [`FIN`].
+/// TCP flag that begins a connection.
 pub(crate) const SYN: u8 = 2;
-/// See [`FIN`].
+/// TCP flag that resets a connection.
 pub(crate) const RST: u8 = 4;
-/// See [`FIN`].
+/// TCP flag that asks to hand bytes on.
 pub(crate) const PSH: u8 = 8;
-/// See [`FIN`].
+/// TCP flag that makes the acknowledgement number valid.
 pub(crate) const ACK: u8 = 16;
-/// See [`FIN`].
+/// TCP flag that makes the urgent pointer valid.
 pub(crate) const URG: u8 = 32;
-/// See [`FIN`].
+/// TCP flag that tells of congestion.
 pub(crate) const ECE: u8 = 64;
 
 /// Options, by kind (RFC 7323, RFC 2018).
@@ -55,13 +55,13 @@ pub(crate) struct Segment {
     pub ack: u32,
     /// Flag bits.
     pub flags: u8,
-    /// As it stands in the header, not scaled.
+    /// Window as it stands in the header, not scaled.
     pub window: u16,
     /// Payload bytes.
     pub payload_len: usize,
     /// How far windows are to be shifted; a SYN says it.
     pub scale: u8,
-    /// Where the timestamps are: the sender's, then the echo.
+    /// Offset of the timestamps: the sender's, then the echo.
     timestamps: Option<usize>,
     /// First byte of the selective acknowledgements, and how many there are.
     sack: Option<(usize, usize)>,
@@ -210,7 +210,7 @@ pub(crate) fn addresses(bytes: &[u8], ip: usize, v6: bool) -> (IpAddr, IpAddr) {
     (read(ip + 12), read(ip + 16))
 }
 
-/// Where the IP packet ends, as its header says: what is behind that is padding.
+/// End of the IP packet, as its header says: what is behind that is padding.
 #[inline]
 pub(crate) fn packet_end(eth: &[u8], l4: L4) -> Option<usize> {
     Some(match l4.v6 {
@@ -413,20 +413,20 @@ impl Segment {
         editor.strip()
     }
 
-    /// Where the TCP header is.
+    /// Offset of the TCP header.
     #[inline]
     pub fn offset(&self) -> usize {
         self.l4.offset
     }
 }
 
-/// What an answer to a probe says.
+/// Headers of a segment that is made here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub flags: u8,
     pub seq: u32,
     pub ack: u32,
-    /// As it stands in the header.
+    /// Window as it stands in the header.
     pub window: u16,
     /// The sender's clock, and the echo.
     pub timestamps: Option<(u32, u32)>,

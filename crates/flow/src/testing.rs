@@ -9,9 +9,9 @@ use std::net::IpAddr;
 use crate::tracker::Tracker;
 use crate::types::FlowKey;
 
-/// What only tests do to a connection.
+/// Changes that only tests make to a connection.
 impl Tracker {
-    /// As if its peer had answered.
+    /// Notes that the peer has been heard, as if it had answered.
     pub fn pretend_heard(&mut self, key: &FlowKey) {
         self.table.get(key).unwrap().is_heard = true;
     }
@@ -165,7 +165,7 @@ pub fn words(bytes: &[u8]) -> u16 {
     if total == 0 { 0 } else { ((total - 1) % 0xffff + 1) as u16 }
 }
 
-/// What a reader of its own finds in a frame.
+/// Headers and payload of a frame, as a reader of its own finds them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Read {
     pub seq: u32,

@@ -2,19 +2,19 @@
 
 use crate::segment::{Editor, Segment};
 
-/// What becomes of a segment that the guest sends.
+/// Fate of a segment that the guest sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GuestVerdict {
-    /// It goes on, changed or not.
+    /// The segment goes on, changed or not.
     Pass,
-    /// It goes on without its payload; length of the frame.
+    /// The segment goes on without its payload; length of the frame.
     Bare(usize),
     /// The part that was sent before goes on; length of the frame, whose checksum is to be filled
     /// in.
     Trimmed(usize),
-    /// It ends here: the guest will send it again.
+    /// The segment ends here: the guest will send it again.
     Drop,
-    /// It ends here: it is answered in the peer's place.
+    /// The segment ends here: it is answered in the peer's place.
     Answer,
 }
 
@@ -23,7 +23,7 @@ pub(crate) enum GuestVerdict {
 pub(crate) enum Share {
     Nothing,
     Whole,
-    /// What its headers say, without payload and FIN.
+    /// Headers, without payload and FIN.
     Bare,
     /// The first bytes of its payload, this many, without FIN.
     First(usize),
@@ -73,7 +73,7 @@ pub(crate) enum Evidence {
     Nothing,
     /// How far the peer has sent: nobody has looked at its checksum.
     Length,
-    /// It acknowledges what was never sent.
+    /// The segment acknowledges what was never sent.
     Nonsense,
     All,
 }
@@ -83,6 +83,6 @@ pub(crate) enum Evidence {
 pub(crate) enum Checksum {
     Right,
     Wrong,
-    /// Nobody has looked at all of it.
+    /// Parts of it nobody has looked at.
     Unknown,
 }

@@ -1,4 +1,4 @@
-//! The first bytes of a frame: copied once from the guest, then checked, then used. What is
+//! First bytes of a frame: copied once from the guest, then checked, then used. What is
 //! delivered is this copy, so that nobody can change a header after it was judged.
 
 use base::counter::DropReason;
@@ -17,7 +17,8 @@ pub const ETH_LEN: usize = 14;
 
 /// Longest frame: the largest IP packet (65,535) behind an Ethernet header with two VLAN tags.
 pub const MAX_FRAME: usize = 65_535 + ETH_LEN + 8;
-/// Why a frame is dropped whose chain cannot be served.
+
+/// Reason to drop a frame whose chain cannot be served.
 #[cold]
 fn drop_reason(fault: ChainFault) -> DropReason {
     match fault {
@@ -26,7 +27,7 @@ fn drop_reason(fault: ChainFault) -> DropReason {
     }
 }
 
-/// Our copy of a frame's beginning, in the layout it is delivered in.
+/// Copy of a frame's beginning in memory of ours, in the layout it is delivered in.
 #[derive(Debug, Clone)]
 pub struct Head {
     raw: [u8; VNET_LEN + HEAD_LEN],
@@ -99,8 +100,8 @@ impl Head {
         self.check_offload(ok)
     }
 
-    /// [`Head::check`] of a frame that asks for something. Kept out of the short way, as seldom copies
-    /// are (`queue::seg`).
+    /// [`Head::check`] of a frame that asks for something. Kept out of the short way, as seldom
+    /// copies are (`queue::seg`).
     #[inline(never)]
     fn check_offload(&mut self, ok: Allowed) -> Result<(), DropReason> {
         let mut raw = [0; VNET_LEN];
@@ -137,15 +138,16 @@ impl Head {
         &mut self.raw[VNET_LEN..VNET_LEN + self.head_len]
     }
 
-    /// Cuts the frame to its first `len` bytes, all of them in our copy, with nothing to be done to it.
+    /// Cuts the frame to its first `len` bytes, all of them in our copy, with nothing to be done to
+    /// it.
     pub fn cut(&mut self, len: usize) {
         (self.head_len, self.frame_len) = (len.min(self.head_len), len.min(self.head_len));
         self.vnet = Vnet::default();
         self.raw[..VNET_LEN].copy_from_slice(&PLAIN);
     }
 
-    /// Shortens the frame to `len` bytes. The checksum of its TCP header, at `offset`, is then to be
-    /// filled in.
+    /// Shortens the frame to `len` bytes. The checksum of its TCP header, at `offset`, is then to
+    /// be filled in.
     pub fn trim(&mut self, len: usize, offset: usize) {
         (self.head_len, self.frame_len) = (len.min(self.head_len), len.min(self.frame_len));
         self.vnet = self.vnet.trimmed(self.frame_len, offset);

@@ -1,4 +1,4 @@
-//! What stands in a frame's headers: packet type, IP and transport header, a hash of its flow.
+//! Headers of a frame: packet type, IP and transport header, a hash of its flow.
 
 use crate::mac::Mac;
 
@@ -34,9 +34,9 @@ pub fn be16(bytes: &[u8], at: usize) -> Option<u16> {
 /// The transport header of an IP packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct L4 {
-    /// Where the IP header starts.
+    /// Offset of the IP header.
     pub ip: usize,
-    /// Where the transport header starts.
+    /// Offset of the transport header.
     pub offset: usize,
     /// IP protocol number.
     pub proto: u8,
@@ -44,12 +44,13 @@ pub struct L4 {
     pub v6: bool,
     /// A fragment: the transport header may be elsewhere.
     pub fragment: bool,
-    /// Not the first of them: the transport header is elsewhere.
+    /// A fragment that is not the first: the transport header is elsewhere.
     pub later: bool,
 }
 
 impl L4 {
-    /// Finds it; none when this is not IP or the headers go beyond what we copied.
+    /// Finds the transport header; none when this is not IP or the headers go beyond what we
+    /// copied.
     pub fn find(head: &[u8]) -> Option<Self> {
         match ether_type(head)? {
             (0x0800, ip) => Self::find_v4(head, ip),

@@ -1,4 +1,4 @@
-//! Where a frame lies: headers in memory of ours, the rest perhaps in its sender's.
+//! Layout of a frame: headers in memory of ours, the rest perhaps in its sender's.
 
 use base::io::IoSlice;
 use queue::Seg;
@@ -31,9 +31,9 @@ pub enum Body<'a> {
     Guest {
         /// The sender's buffers.
         segs: &'a [Seg],
-        /// Where the body begins in them, in bytes.
+        /// Bytes of them in front of the body.
         offset: usize,
-        /// Its length in bytes.
+        /// Length of the body in bytes.
         len: usize,
     },
     /// In memory of ours.
@@ -41,7 +41,7 @@ pub enum Body<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// A frame of which all bytes are in `head`, with nothing to be done to it.
+    /// Makes a frame all bytes of which are in `head`, with nothing to be done to it.
     pub fn short(head: &'a [u8]) -> Self {
         Self { vnet: Vnet::default(), head, body: Body::Ours(&[]) }
     }
@@ -57,8 +57,8 @@ impl<'a> Frame<'a> {
         self.len() == 0
     }
 
-    /// The first `len` bytes of the frame (no more than it has), with the beginning and the header that
-    /// are in `head`.
+    /// Makes a frame of the first `len` bytes of this one (no more than it has), with the beginning
+    /// and the header that are in `head`.
     pub fn shortened<'b>(&self, vnet: Vnet, head: &'b [u8], len: usize) -> Frame<'b>
     where
         Self: 'b,
@@ -79,7 +79,7 @@ impl<'a> Frame<'a> {
 }
 
 impl Body<'_> {
-    /// Its length in bytes.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -93,8 +93,8 @@ impl Body<'_> {
         self.len() == 0
     }
 
-    /// Adds the pieces that it lies in to `out`, which has room for [`MAX_SLICES`]. False: it lies in
-    /// more, or its sender's memory falls short.
+    /// Adds the pieces that the body lies in to `out`, which has room for [`MAX_SLICES`]. False: it
+    /// lies in more, or its sender's memory falls short.
     pub fn slices(&self, out: &mut Vec<IoSlice>) -> bool {
         match *self {
             Body::Guest { len: 0, .. } | Body::Ours([]) => true,
@@ -106,8 +106,8 @@ impl Body<'_> {
         }
     }
 
-    /// Copies `len` bytes, from `from` on, to the receiver's buffers `dst`, from `at` on. Returns how many
-    /// were copied.
+    /// Copies `len` bytes, from `from` on, to the receiver's buffers `dst`, from `at` on. Returns
+    /// how many were copied.
     #[inline]
     pub fn copy_to(&self, from: usize, len: usize, dst: &[Seg], at: usize) -> usize {
         match *self {
@@ -121,3 +121,6 @@ impl Body<'_> {
 pub fn io_slice(bytes: &[u8]) -> IoSlice {
     IoSlice { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
+
+#[cfg(test)]
+mod tests;

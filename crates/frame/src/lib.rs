@@ -1,20 +1,21 @@
-//! Ethernet frames as the data path sees them: a checked copy of the headers, and the rest where it lies.
+//! Ethernet frames as the data path sees them: a checked copy of the headers, and the rest where it
+//! lies.
 //!
 //! # Theory of operation
-//! A frame comes from a guest's ring or from a wire of the host's. Its virtio-net header and its first
-//! [`HEAD_LEN`] bytes are copied once into a [`Head`], and everything is judged by that copy: offloads
-//! ([`Vnet`]), addresses ([`Mac`]), the place of IP and transport header ([`L4`]). What is delivered is
-//! the copy too, so that nobody can change a header after it was judged. The rest of the frame stays in
-//! its sender's memory ([`Body`]) and is copied once, to its receiver, unless somebody has to see or
-//! change it: then the whole frame is copied into a [`FrameBuffer`].
+//! A frame comes from a guest's ring or from a wire of the host's. Its virtio-net header and its
+//! first [`HEAD_LEN`] bytes are copied once into a [`Head`], and everything is judged by that copy:
+//! offloads ([`Vnet`]), addresses ([`Mac`]), the place of IP and transport header ([`L4`]). What is
+//! delivered is the copy too, so that nobody can change a header after it was judged. The rest of
+//! the frame stays in its sender's memory ([`Body`]) and is copied once, to its receiver, unless
+//! all of it has to be seen or changed: then the whole frame is copied into a [`FrameBuffer`].
 //!
-//! What a network card would do for a receiver (filling in checksums, cutting super-packets) is here
-//! as well ([`complete_checksum`], [`SegmentPlan`]); who needs it is the caller's affair. So is where a frame
-//! goes: this crate knows no switch, no port and no connection.
+//! What a network card would do for a receiver (filling in checksums, cutting super-packets) is
+//! here as well ([`complete_checksum`], [`SegmentPlan`]); the caller knows whether it is needed.
+//! Where a frame goes is not known here: this crate knows no switch, no port and no connection.
 //!
 //! # Limits
-//! - [`HEAD_LEN`], 128 bytes of headers: two VLAN tags, IPv6 and a full TCP header are 122. Third VLAN
-//!   tags and longer IPv6 extension headers are not followed.
+//! - [`HEAD_LEN`], 128 bytes of headers: two VLAN tags, IPv6 and a full TCP header are 122. Third
+//!   VLAN tags and longer IPv6 extension headers are not followed.
 //! - [`MAX_FRAME`], 65,557 bytes: the largest IP packet behind two VLAN tags.
 //! - [`MAX_SLICES`], 1,024 pieces of a frame that leaves by a wire: what `writev` takes.
 //! - [`MAX_SEGMENTS`], 128 segments of a super-packet: 64 KiB at an MSS of 536 is 122.

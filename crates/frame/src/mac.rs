@@ -49,7 +49,8 @@ impl Mac {
         self.0 == 0
     }
 
-    /// Whether it is 01-80-C2-00-00-0x: for the next bridge only, never forwarded (IEEE 802.1Q, table 8-1).
+    /// Whether it is 01-80-C2-00-00-0x: for the next bridge only, never forwarded (IEEE 802.1Q,
+    /// table 8-1).
     #[inline]
     pub fn is_link_local_group(self) -> bool {
         self.0 & !0xf == 0x0180_c200_0000

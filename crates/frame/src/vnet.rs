@@ -39,13 +39,13 @@ pub struct Vnet {
     pub hdr_len: u16,
     /// Payload bytes per segment.
     pub gso_size: u16,
-    /// Where the checksum starts.
+    /// First byte that the checksum covers.
     pub csum_start: u16,
-    /// Where it goes, from `csum_start`.
+    /// Place of the checksum, from `csum_start`.
     pub csum_offset: u16,
 }
 
-/// Which header features a sender may use: virtio feature bits of its side.
+/// Header features that a sender may use: virtio feature bits of its side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowed {
     /// NEEDS_CSUM.
@@ -100,8 +100,8 @@ impl Vnet {
         self.gso_type & !GSO_ECN
     }
 
-    /// The header for the first `frame_len` bytes of a TCP frame. The checksum of its TCP header, at
-    /// `offset`, is then to be filled in.
+    /// The header for the first `frame_len` bytes of a TCP frame. The checksum of its TCP header,
+    /// at `offset`, is then to be filled in.
     pub fn trimmed(mut self, frame_len: usize, offset: usize) -> Self {
         // One segment is left: no super-packet.
         if self.is_gso() && frame_len <= usize::from(self.hdr_len) + usize::from(self.gso_size) {

@@ -1,14 +1,14 @@
-//! What a VM may send besides ARP and IP of its own addresses.
+//! Frames that a VM may send besides ARP and IP of its own addresses.
 //!
 //! A port that is bound to its addresses ([`crate::BindMode::MacAndIp`]) is a host, until its
-//! configuration says more: some packets make others send their traffic elsewhere, whoever they come
-//! from, and what is no IP carries senders that nobody judges.
+//! configuration says more: some packets make others send their traffic elsewhere, whoever they
+//! come from, and what is no IP carries senders that nobody judges.
 
 use base::counter::DropReason;
 
 use frame::{L4, be16};
 
-/// See the module's text. The default: nothing but marks of channels.
+/// Frames that a bound port may send besides its own. The default: nothing but marks of channels.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Allow {
     /// Answers of a DHCP server: UDP from port 67 or to port 68, over IPv6 547 and 546.
@@ -21,7 +21,7 @@ pub struct Allow {
     pub llc: bool,
     /// All EtherTypes.
     pub any_ether_type: bool,
-    /// These EtherTypes.
+    /// Further EtherTypes that may leave.
     pub ether_types: Vec<u16>,
 }
 
@@ -31,8 +31,8 @@ const MIN_ETHER_TYPE: u16 = 0x600;
 /// Modules of channels mark a change of way with such frames (`guest-abi`, `channel_net`).
 const CHANNEL_MARK: u16 = 0x88b5;
 
-/// UDP ports of DHCP: a server's and a client's (RFC 2131, RFC 8415). Clients take an answer from any
-/// port, so both ends of it are judged.
+/// UDP ports of DHCP: a server's and a client's (RFC 2131, RFC 8415). Clients take an answer from
+/// any port, so both ends of it are judged.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DhcpPorts {
     server: u16,
@@ -54,12 +54,13 @@ const ICMP: u8 = 1;
 const ICMP_REDIRECT: u8 = 5;
 const ICMP_ROUTER_ADVERT: u8 = 9;
 const UDP: u8 = 17;
-/// Protocols that carry whole packets or frames: IPv4, IPv6, GRE, IPIP, EtherIP, ENCAP, L2TP, MPLS (IANA's
-/// registry of protocol numbers).
+/// Protocols that carry whole packets or frames: IPv4, IPv6, GRE, IPIP, EtherIP, ENCAP, L2TP, MPLS
+/// (IANA's registry of protocol numbers).
 const TUNNELS: [u8; 8] = [4, 41, 47, 94, 97, 98, 115, 137];
 
 impl Allow {
-    /// Whether frames of this type may be sent that are neither ARP nor IP. `payload` follows the type.
+    /// Whether frames of this type may be sent that are neither ARP nor IP. `payload` follows the
+    /// type.
     pub(crate) fn admit_other(&self, kind: u16, payload: &[u8]) -> Result<(), DropReason> {
         match kind {
             0..MIN_ETHER_TYPE if is_snap_of_ip(payload) => Err(DropReason::Spoofed),

@@ -1,9 +1,9 @@
 //! Announcements of a VM that came from another host.
 //!
-//! Bridges and switches send its frames where it was until it says something, and an idle guest says
-//! nothing for seconds. A driver without `VIRTIO_NET_F_GUEST_ANNOUNCE` leaves it to the VMM, which
-//! leaves it to us (`VHOST_USER_SEND_RARP`). What goes out is what QEMU sends for its own devices: a
-//! broadcast reverse ARP request (RFC 903) that asks for the guest's own address.
+//! Bridges and switches send its frames where it was until it says something, and an idle guest
+//! says nothing for seconds. A driver without `VIRTIO_NET_F_GUEST_ANNOUNCE` leaves it to the VMM,
+//! which leaves it to us (`VHOST_USER_SEND_RARP`). What goes out is what QEMU sends for its own
+//! devices: a broadcast reverse ARP request (RFC 903) that asks for the guest's own address.
 
 use base::counter::DropReason;
 
@@ -31,8 +31,8 @@ fn rarp(mac: Mac) -> [u8; VNET_LEN + MIN_FRAME_LEN] {
 }
 
 impl Engine {
-    /// Tells everybody on the switch and behind the uplink that `mac` is at this port. The port must
-    /// be one that may send from it.
+    /// Tells everybody on the switch and behind the uplink that `mac` is at this port. The port
+    /// must be one that may send from it.
     pub(crate) fn announce(
         &mut self,
         place: Place,

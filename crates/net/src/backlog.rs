@@ -1,15 +1,15 @@
 //! Frames from the uplink that wait for a receiver.
 //!
-//! Frames from the uplink come one behind the other, for all VMs, so none is left where it is for one
-//! of them. But a peer out there sends a window's worth at once, in super-packets that one with few
-//! buffers must get in pieces: a boot loader with eight of them would lose most of each burst, and its
-//! connection would crawl. So what finds no buffers is copied, cut into what the receiver takes, and
-//! put into its ring as it posts buffers, in the order in which it came.
+//! Frames from the uplink come one behind the other, for all VMs, so none is left where it is for
+//! one of them. But a peer out there sends a window's worth at once, in super-packets that one with
+//! few buffers must get in pieces: a boot loader with eight of them would lose most of each burst,
+//! and its connection would crawl. So what finds no buffers is copied, cut into what the receiver
+//! takes, and put into its ring as it posts buffers, in the order in which it came.
 //!
-//! The memory is the switch's: a fixed number of buffers, made with the uplink, one for a receiver at a
-//! time, and only while it has something in it. A receiver that takes nothing for a second loses all of
-//! it, and gets no buffer again before it has taken a frame without. Where no buffer is left, frames are
-//! dropped as if there were none.
+//! The memory is the switch's: a fixed number of buffers, made with the uplink, one for a receiver
+//! at a time, and only while it has something in it. A receiver that takes nothing for a second
+//! loses all of it, and gets no buffer again before it has taken a frame without. Where no buffer
+//! is left, frames are dropped as if there were none.
 //!
 //! Ports with a hook have none: it looks at a frame once, as it arrives.
 
@@ -27,20 +27,22 @@ use crate::port::Port;
 const BUFFER_LEN_BYTES: usize = 512 << 10;
 /// Receivers of a switch that may have one at a time: 16 MiB, which are touched when they are used.
 const MAX_BUFFERS: usize = 32;
-/// Of one VM: with more, the ports of one that takes a frame a second could keep those of all others.
+/// Buffers of one VM: with more, the ports of one that takes a frame a second could keep those of
+/// all others.
 const MAX_BUFFERS_PER_VM: usize = MAX_BUFFERS / 4;
-/// A receiver that takes nothing for so long is dead: Linux' first retransmission is long over then.
+/// A receiver that takes nothing for so long is dead: Linux' first retransmission is long over
+/// then.
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// Frames of one receiver in a round: the others wait for their turn meanwhile.
 const MAX_ROUND_FRAMES: usize = 64;
 /// In front of each frame: its length and its lane.
 const RECORD_LEN: usize = 8;
 
-/// What waits for one receiver, oldest first.
+/// Frames that wait for one receiver, oldest first.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     bytes: Box<[u8]>,
-    /// Where the oldest begins, and where the newest ends.
+    /// Offsets at which the oldest begins, and the newest ends.
     start: usize,
     end: usize,
     count: u64,
@@ -108,7 +110,7 @@ pub(crate) struct Backlogs {
 }
 
 impl Backlogs {
-    /// Those of a switch with an uplink. Allocates: not on a sidecore.
+    /// Makes those of a switch with an uplink. Allocates: not on a sidecore.
     pub fn new() -> Self {
         let spare = std::iter::repeat_with(Backlog::new).take(MAX_BUFFERS).collect();
         Self { spare, waiting: Vec::with_capacity(MAX_BUFFERS) }
@@ -226,7 +228,7 @@ fn put_whole(backlog: &mut Backlog, lane: usize, frame: &Frame<'_>) -> (u64, u64
     }
 }
 
-/// As above, in the pieces that the receiver takes.
+/// Puts a frame into a backlog as [`put`] does, in the pieces that the receiver takes.
 fn put_segments(
     backlog: &mut Backlog,
     lane: usize,
@@ -247,7 +249,8 @@ fn put_segments(
 }
 
 impl Engine {
-    /// Puts what waits into the receivers' rings as far as there is room; how many frames that were.
+    /// Puts what waits into the receivers' rings as far as there is room; how many frames that
+    /// were.
     pub(crate) fn drain_backlogs(&mut self, now_ns: u64) -> usize {
         let (mut work, mut at) = (0, 0);
         while let Some(&id) = self.fabric.backlogs.waiting.get(at) {
@@ -300,7 +303,8 @@ impl Engine {
     }
 }
 
-/// One frame that was kept. It was checked as it came; a receiver that has changed since may refuse it.
+/// One frame that was kept. It was checked as it came; a receiver that has changed since may refuse
+/// it.
 fn send_kept(
     fabric: &mut Fabric,
     head: &mut Head,
@@ -330,10 +334,14 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Frames come out whole and in order, whatever their lengths, and none is taken without room.
+        /// Frames come out whole and in order, whatever their lengths, and none is taken without
+        /// room.
         #[test]
         fn a_backlog_is_a_queue_of_bytes(
-            steps in proptest::collection::vec((any::<bool>(), 14usize..66_000, 0usize..200), 1..200),
+            steps in proptest::collection::vec(
+                (any::<bool>(), 14usize..66_000, 0usize..200),
+                1..200,
+            ),
         ) {
             let mut backlog = Backlog::new();
             let mut model: VecDeque<(usize, Vec<u8>)> = VecDeque::new();

@@ -6,11 +6,11 @@
 //! nothing is lost. So does time in which nobody waits, slowly. A receiver that has used it up is
 //! stalled: frames for which it has no buffers are dropped until a part of the budget is back.
 
-/// What one frame gives back: who takes 20,000 frames in a second is waited for as long as that
-/// goes on. No guest that is at work takes fewer when it has more to take.
+/// Time that one frame gives back: a receiver that takes 20,000 frames in a second is waited for as
+/// long as that goes on. No guest that is at work takes fewer when it has more to take.
 const FRAME_REFILL_NS: u64 = 50_000;
 
-/// What each byte of it gives back: 1 Gbit/s, for those who take few large frames.
+/// Time that each byte of a frame gives back: 1 Gbit/s, for those who take few large frames.
 const BYTE_REFILL_NS: u64 = 8;
 
 /// One part in so many of the time without waiting comes back: a receiver that posts nothing but
@@ -21,14 +21,14 @@ const IDLE_SHARE: u64 = 8;
 /// be waited for again and again for a few microseconds, each with its sleep and wake-up.
 const WORTH_SHARE: u64 = 4;
 
-/// What to do with a frame that does not fit now.
+/// Fate of a frame that does not fit now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Keep it; try again.
     Hold,
     /// The receiver has been waited for too long: drop.
     Stalled {
-        /// It was declared stalled just now.
+        /// The queue was declared stalled just now.
         new: bool,
     },
 }
@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
 /// Budget of waiting for one receive queue. `budget_ns` is the switch's hold time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct HoldBudget {
-    /// Somebody waits since then.
+    /// Time since which a sender waits.
     since_ns: Option<u64>,
     spent_ns: u64,
     /// Until when time has given its part back.
@@ -82,7 +82,7 @@ impl HoldBudget {
         Some(self.since_ns?.saturating_add(budget_ns.saturating_sub(self.spent_ns)))
     }
 
-    /// There are new buffers: the waiting, if any, is over.
+    /// Ends the waiting, if any: there are new buffers.
     #[inline]
     pub fn end(&mut self, now_ns: u64) {
         if let Some(since_ns) = self.since_ns.take() {

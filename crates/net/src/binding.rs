@@ -1,4 +1,4 @@
-//! Which addresses a port may send from.
+//! Addresses that a port may send from.
 //!
 //! A port with a binding owns one MAC address: the configured one, or the first it uses that nobody
 //! else is using. With
@@ -20,11 +20,12 @@ use frame::{Head, L4, Mac, be16, ether_type};
 /// How strictly a port's source addresses are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BindMode {
-    /// Not at all: the VM may be a bridge or a router. Its MAC addresses are learned up to a limit.
+    /// No binding: the VM may be a bridge or a router. Its MAC addresses are learned up to a limit.
     Off,
     /// One MAC address.
     Mac,
-    /// One MAC address and the port's own IP addresses, and nothing else that [`Allow`] does not name.
+    /// One MAC address and the port's own IP addresses, and nothing else that [`Allow`] does not
+    /// name.
     #[default]
     MacAndIp,
 }
@@ -69,8 +70,8 @@ impl Tables {
     }
 }
 
-/// Addresses that ports may use besides their own, and that move to the port which used one last: of a
-/// bond, of a service that changes its host (VRRP, keepalived).
+/// Addresses that ports may use besides their own, and that move to the port which used one last:
+/// of a bond, of a service that changes its host (VRRP, keepalived).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shared {
     /// MAC addresses.
@@ -92,9 +93,9 @@ pub(crate) struct Binding {
     pub mac_configured: bool,
     /// No addresses configured: learn them.
     pub learn_ips: bool,
-    /// What it may use besides.
+    /// Addresses that it may use besides.
     pub shared: Shared,
-    /// What it may send besides, with [`BindMode::MacAndIp`].
+    /// Frames that it may send besides, with [`BindMode::MacAndIp`].
     pub allow: Allow,
 }
 
@@ -338,8 +339,9 @@ fn admit_v6(
     }
 }
 
-/// Whether a first fragment holds the whole chain of headers (RFC 7112): what its padding says in their
-/// place, the second fragment may say otherwise. No transport header that is judged is below eight bytes.
+/// Whether a first fragment holds the whole chain of headers (RFC 7112): what its padding says in
+/// their place, the second fragment may say otherwise. No transport header that is judged is below
+/// eight bytes.
 fn holds_chain_v6(eth: &[u8], l4: L4) -> bool {
     const MIN_TRANSPORT_BYTES: usize = 8;
     let payload_len = be16(eth, l4.ip + 4).map_or(0, usize::from);
@@ -351,7 +353,8 @@ fn target_of(icmp: &[u8]) -> Result<Ip, DropReason> {
     icmp.get(8..).and_then(ip_v6).ok_or(DropReason::Malformed)
 }
 
-/// Not multicast, loopback or unspecified, and the port's or free.
+/// Whether a port may claim an address: not multicast, loopback or unspecified, and the port's or
+/// free.
 fn may_claim(ip: Ip, owns: &mut impl FnMut(Ip) -> bool) -> bool {
     ip.0 >> 120 != 0xff && ip.0 > 1 && owns(ip)
 }
@@ -380,5 +383,4 @@ fn option_is_own(icmp: &[u8], at: usize, wanted: u8, mac: Mac) -> Result<bool, D
 }
 
 #[cfg(test)]
-#[path = "binding/tests.rs"]
 mod tests;

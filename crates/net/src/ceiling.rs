@@ -15,7 +15,7 @@ pub(crate) struct Ceiling {
 }
 
 impl Ceiling {
-    /// So many events a second; 0: no ceiling.
+    /// Ceiling of this many events a second; 0: none.
     pub fn per_second(events: u32) -> Self {
         Self { each_ns: S_NS.checked_div(events.into()).unwrap_or(0), paid_until_ns: 0 }
     }

@@ -5,8 +5,8 @@ const STATUS_LINK_UP: u16 = 1;
 /// `VIRTIO_NET_S_ANNOUNCE`, of the same.
 const STATUS_ANNOUNCE: u16 = 2;
 
-/// Bytes of the fields that we have: MAC address, status, most queue pairs, MTU. Those behind belong
-/// to features that are not offered, and read as zeroes.
+/// Bytes of the fields that we have: MAC address, status, most queue pairs, MTU. Those behind
+/// belong to features that are not offered, and read as zeroes.
 const LEN_BYTES: usize = 12;
 
 /// The fields.

@@ -1,6 +1,6 @@
 //! The control queue (virtio 1.2, 5.1.6.5), for front ends that leave it to us: receive modes,
-//! address and VLAN filters, the number of queue pairs, receive offloads, that the guest has announced
-//! itself.
+//! address and VLAN filters, the number of queue pairs, receive offloads, that the guest has
+//! announced itself.
 //!
 //! A request is copied out once, checked, and changes what the switch delivers to the port from the
 //! next frame on. What makes no sense, or was not negotiated, is answered with an error and changes
@@ -88,7 +88,8 @@ impl Engine {
     }
 }
 
-/// Not inlined: most ports have no such queue, and where there is one it is idle.
+/// Serves the control queue. Not inlined: most ports have no such queue, and where there is one it
+/// is idle.
 #[inline(never)]
 fn serve(
     port: &mut Port,

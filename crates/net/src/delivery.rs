@@ -1,4 +1,5 @@
-//! The delivery of one frame to one port: what it needs, whether there is room, into its receive queue.
+//! The delivery of one frame to one port: what it needs, whether there is room, into its receive
+//! queue.
 
 use base::counter::DropReason;
 use frame::{
@@ -26,7 +27,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// What a frame needs at this port; or why the port does not take it.
+    /// Finds what a frame needs at this port; or why the port does not take it.
     #[inline]
     pub fn find(port: &Port, lane: usize, frame: &Frame<'_>) -> Result<Self, DropReason> {
         let queue = port.rx_for(lane).ok_or(DropReason::LinkDown)?;
@@ -100,7 +101,7 @@ impl Delivery {
         Err(Outcome::Dropped(reason))
     }
 
-    /// What the frame cost the receive queue beyond its bytes.
+    /// Cost of the frame at the receive queue beyond its bytes.
     #[inline]
     pub fn excess(&self, port: &mut Port, frame: &Frame<'_>) -> u64 {
         let rxq = port.rx[usize::from(self.queue)].as_deref_mut();

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use base::clock::Clock;
 use base::counter::QueueStats;
 use base::log_limit::LogLimit;
+use base::sync::lock;
 use queue::{GuestMemory, Vring};
 use sidecore::{VmId, Watcher, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
@@ -27,15 +28,15 @@ use frame::Mac;
 /// Smallest MTU: what IPv4 asks of every link (RFC 791).
 pub const MIN_MTU: u16 = 68;
 
-/// What a port is.
+/// Settings of a port.
 pub struct NetPortConfig {
     /// Name, for logs and metrics (`vm/port`).
     pub name: String,
     /// The VM's account.
     pub vm: VmId,
-    /// Its MAC address; none: the first it uses.
+    /// MAC address of the VM; none: the first it uses.
     pub mac: Option<[u8; 6]>,
-    /// Its IP addresses; empty: learned, up to [`crate::binding::MAX_LEARNED_IPS`]. IPv6
+    /// IP addresses of the VM; empty: learned, up to [`crate::binding::MAX_LEARNED_IPS`]. IPv6
     /// link-local addresses are always learned.
     pub addresses: Vec<IpAddr>,
     /// How strictly source addresses are checked.
@@ -44,7 +45,7 @@ pub struct NetPortConfig {
     pub shared_macs: Vec<[u8; 6]>,
     /// IP addresses that it may use besides its own, shared in the same way.
     pub shared_addresses: Vec<IpAddr>,
-    /// What it may send besides ARP and IP, with [`BindMode::MacAndIp`].
+    /// Frames that it may send besides ARP and IP, with [`BindMode::MacAndIp`].
     pub allow: Allow,
     /// Queue pairs, 1 to [`base::limits::MAX_QUEUE_PAIRS`].
     pub queue_pairs: u16,
@@ -91,7 +92,7 @@ impl fmt::Debug for NetPortConfig {
     }
 }
 
-/// Where a port lives: its number in the switch, and the serial that tells it from an earlier port
+/// Place of a port: its number in the switch, and the serial that tells it from an earlier port
 /// with the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -113,7 +114,7 @@ pub struct NetPort {
     pub(crate) link_up: AtomicBool,
     /// Whether the driver is asked to announce itself; the port's own side takes it back.
     pub(crate) announce: Arc<AtomicBool>,
-    /// As configured.
+    /// Configured MAC address.
     pub(crate) mac: Option<[u8; 6]>,
     pub(crate) mtu: AtomicU16,
     pub(crate) stats: Vec<Arc<QueueStats>>,
@@ -139,7 +140,7 @@ pub(crate) fn offered(config: &NetPortConfig) -> u64 {
 }
 
 impl NetPort {
-    /// Its name.
+    /// Name of the port.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -160,8 +161,9 @@ impl NetPort {
         self.link_up.load(Ordering::Relaxed)
     }
 
-    /// Takes the link down (frames both ways are dropped and counted) or up again. Returns whether a
-    /// connected guest can see it: its VMM left config space to us, and its driver reads the state.
+    /// Takes the link down (frames both ways are dropped and counted) or up again. Returns whether
+    /// a connected guest can see it: its VMM left config space to us, and its driver reads the
+    /// state.
     pub fn set_link(&self, up: bool) -> Result<bool, DeviceError> {
         self.with(move |port, _, _| port.link_up = up)?;
         let has_changed = self.link_up.swap(up, Ordering::Relaxed) != up;
@@ -173,8 +175,8 @@ impl NetPort {
         Ok(self.negotiated() & features::STATUS != 0)
     }
 
-    /// Puts a hook between the guest and the switch. Fails on a port that has one, and gives the hook
-    /// back to nobody.
+    /// Puts a hook between the guest and the switch. Fails on a port that has one, and gives the
+    /// hook back to nobody.
     pub fn set_hook(&self, hook: Box<dyn PortHook>) -> Result<(), DeviceError> {
         let slot = HookSlot::new(hook);
         let (refused, answer) = self.with(move |port, kicks, _| {
@@ -194,8 +196,8 @@ impl NetPort {
         answer.map_err(|why| DeviceError::Failed(format!("no hook on port {}: {why}", self.name())))
     }
 
-    /// Runs `f` on the sidecore, between two frames, with the port's hook and an outbox, whose frames are
-    /// sent then. None: the port has gone, or has no hook of that type.
+    /// Runs `f` on the sidecore, between two frames, with the port's hook and an outbox, whose
+    /// frames are sent then. None: the port has gone, or has no hook of that type.
     pub fn with_hook<H: PortHook, R: Send + 'static>(
         &self,
         f: impl FnOnce(&mut H, &mut Outbox) -> R + Send + 'static,
@@ -204,7 +206,7 @@ impl NetPort {
         self.worker.call(move |engine, _| engine.with_hook(place, f)).ok().flatten()
     }
 
-    /// Its MAC address, once known, and the IP addresses bound to it.
+    /// MAC address of the port, once known, and the IP addresses bound to it.
     pub fn addresses(&self) -> Result<(Option<[u8; 6]>, Vec<IpAddr>), DeviceError> {
         let place = self.place;
         let answer = self.worker.call(move |engine, _| {
@@ -218,7 +220,7 @@ impl NetPort {
     }
 
     fn notifier(&self) -> Option<Arc<dyn ConfigNotifier>> {
-        self.notifier.lock().unwrap_or_else(|e| e.into_inner()).clone()
+        lock(&self.notifier).clone()
     }
 
     fn gone(&self) -> DeviceError {
@@ -477,7 +479,7 @@ impl Device for NetPort {
     }
 
     fn set_notifier(&self, notifier: Option<Arc<dyn ConfigNotifier>>) {
-        *self.notifier.lock().unwrap_or_else(|e| e.into_inner()) = notifier;
+        *lock(&self.notifier) = notifier;
     }
 
     fn reset(&self) {

@@ -1,5 +1,5 @@
-//! The switch's worker: polls every transmit queue and the uplink, round robin. See [`crate::transmit`]
-//! for what becomes of a VM's frames.
+//! The switch's worker: polls every transmit queue and the uplink, round robin. A VM's frames are
+//! sent in [`crate::transmit`].
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
@@ -16,7 +16,7 @@ use crate::fdb::{Learn, LearnRules, PortId, UPLINK};
 use crate::forward::{Dest, Fabric, Outcome, WhenFull, rx_mut};
 use crate::hook::Hooks;
 use crate::metrics::SwitchStats;
-use crate::port::{MIN_CHARGE_BYTES, Port, TX_BATCH};
+use crate::port::{Awaited, MIN_CHARGE_BYTES, Port, TX_BATCH};
 use crate::uplink::Uplink;
 
 /// Frames taken from the uplink in a round.
@@ -30,21 +30,23 @@ const UPLINK_BYTES: u64 = 128 << 10;
 /// asked again so soon. A tick of the kernel, which may have freed some by then.
 const REFILL_AGAIN_NS: u64 = 1_000_000;
 
-/// Nobody waits for the end of a transmission: drivers free the buffers, and Linux does so whenever
-/// it is told of received frames too. A request and its answer then cost each guest one interrupt
-/// and not two. 1 ms is what TCP small queues let a sender have in its device.
+/// Coalescing of the end of transmissions, for which nobody waits: drivers free the buffers, and
+/// Linux does so whenever it is told of received frames too. A request and its answer then cost
+/// each guest one interrupt and not two. 1 ms is what TCP small queues let a sender have in its
+/// device.
 pub(crate) const TX_TELL: Coalescing = Coalescing { max_pending: 16, max_wait_ns: 1_000_000 };
 
-/// See the module's text. Lives on one sidecore.
+/// A switch's worker, with all that it works on. Lives on one sidecore.
 pub(crate) struct Engine {
     pub fabric: Fabric,
-    /// Our copies of the frames of one batch; the uplink reads from them until it is flushed.
+    /// Copies of the beginnings of one batch of frames; the uplink reads from them until it is
+    /// flushed.
     pub heads: Box<[Head]>,
     /// Whether each of them makes sense.
     pub verdicts: Box<[Result<(), DropReason>]>,
-    /// Which port is polled first in this round.
+    /// Port that is polled first in this round.
     turn: usize,
-    /// Which queue a kick belongs to.
+    /// Queue that a kick belongs to.
     pub kicks: HashMap<RawFd, (PortId, u16)>,
 }
 
@@ -177,6 +179,113 @@ impl Engine {
     }
 }
 
+/// Wake-up of a switch that arms its queues to sleep. Its methods return whether there is work to
+/// do at once.
+struct WakeUp {
+    now_ns: u64,
+    /// Time that a sender may wait for a receiver.
+    hold_ns: u64,
+    /// Time at which the switch wakes up by itself; `u64::MAX`: never.
+    at_ns: u64,
+}
+
+impl WakeUp {
+    fn at_the_latest(&mut self, at_ns: u64) {
+        self.at_ns = self.at_ns.min(at_ns);
+    }
+
+    /// Arms the receive queue that a sender waits for, until the end of its hold.
+    fn arm_awaited(&mut self, ports: &mut [Option<Box<Port>>], awaited: Awaited) -> bool {
+        let Some(rxq) = rx_mut(ports, awaited) else { return true };
+        match rxq.hold_ends_ns(self.hold_ns) {
+            Some(end_ns) if end_ns > self.now_ns && !rxq.vring.arm() => {
+                self.at_the_latest(end_ns);
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// Arms the hook of a port, whose VM has to wait until `ceiling_ns`.
+    fn arm_hook(
+        &mut self,
+        ports: &mut [Option<Box<Port>>],
+        at: usize,
+        ceiling_ns: Option<u64>,
+    ) -> bool {
+        let hook = ports[at].as_mut().and_then(|p| p.hook.as_mut());
+        let Some((is_ready, held_on, unfilled)) = hook.map(|slot| slot.waiting()) else {
+            return false;
+        };
+        let is_busy = match (ceiling_ns, held_on) {
+            (Some(ceiling_ns), _) => {
+                self.at_the_latest(ceiling_ns);
+                false
+            }
+            (None, Some(awaited)) => self.arm_awaited(ports, awaited),
+            (None, None) => is_ready,
+        };
+        if unfilled && !is_busy {
+            self.at_the_latest(self.now_ns + REFILL_AGAIN_NS);
+        }
+        is_busy
+    }
+
+    /// Arms the transmit queues of a port, whose VM has to wait until `ceiling_ns`.
+    fn arm_tx(
+        &mut self,
+        ports: &mut [Option<Box<Port>>],
+        at: usize,
+        ceiling_ns: Option<u64>,
+    ) -> bool {
+        for index in 0..ports[at].as_ref().map_or(0, |p| p.tx.len()) {
+            let Some(txq) = ports[at].as_mut().and_then(|p| p.tx[index].as_mut()) else {
+                continue;
+            };
+            self.at_the_latest(txq.vring.notify_due_ns(TX_TELL).unwrap_or(u64::MAX));
+            let is_busy = match (ceiling_ns, txq.held_on) {
+                (Some(ceiling_ns), _) => {
+                    self.at_the_latest(ceiling_ns);
+                    false
+                }
+                (None, Some(awaited)) => self.arm_awaited(ports, awaited),
+                (None, None) => txq.vring.arm(),
+            };
+            if is_busy {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Arms the receive queues that backlogs wait for.
+    fn arm_backlogs(&mut self, ports: &mut [Option<Box<Port>>], backlogs: &Backlogs) -> bool {
+        for &id in backlogs.waiting() {
+            let Some(port) = ports[usize::from(id)].as_deref_mut() else { return true };
+            self.at_the_latest(port.backlog_ends_ns().unwrap_or(self.now_ns));
+            let queue = port.backlog_queue().and_then(|q| port.rx[usize::from(q)].as_deref_mut());
+            if queue.is_none_or(|rxq| rxq.vring.arm()) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn arm_uplink(&mut self, uplink: &mut Uplink) -> bool {
+        let is_busy = uplink.wire.receive().is_some();
+        if uplink.unfilled && !is_busy {
+            self.at_the_latest(self.now_ns + REFILL_AGAIN_NS);
+        }
+        is_busy
+    }
+}
+
+/// Arms the control queue of a port. True: it has requests.
+fn arm_control(ports: &mut [Option<Box<Port>>], at: usize) -> bool {
+    let control = ports[at].as_mut().and_then(|p| p.control.as_mut());
+    control.is_some_and(|control| control.vring.arm())
+}
+
 impl Worker for Engine {
     fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         let count = self.fabric.ports.len();
@@ -202,78 +311,26 @@ impl Worker for Engine {
 
     fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
         let Fabric { ports, uplink, hold_ns, backlogs, .. } = &mut self.fabric;
-        let mut wake_at_ns: Option<u64> = None;
-        let mut wait = |ports: &mut [Option<Box<Port>>], at| {
-            let Some(rxq) = rx_mut(ports, at) else { return Arm::Busy };
-            match rxq.hold_ends_ns(*hold_ns) {
-                Some(end_ns) if end_ns > now_ns && !rxq.vring.arm() => {
-                    wake_at_ns = Some(wake_at_ns.map_or(end_ns, |w| w.min(end_ns)));
-                    Arm::Idle
-                }
-                _ => Arm::Busy,
-            }
-        };
-        let mut tell_at_ns = u64::MAX;
+        let mut wake = WakeUp { now_ns, hold_ns: *hold_ns, at_ns: u64::MAX };
         for at in 0..ports.len() {
             let vm = ports[at].as_ref().map_or(VmId::NONE, |p| p.vm);
             let ceiling_ns = ledger.until_ns(vm, now_ns);
-            let hook = ports[at].as_mut().and_then(|p| p.hook.as_mut());
-            if let Some((ready, held_on, unfilled)) = hook.map(|slot| slot.waiting()) {
-                let busy = match held_on {
-                    _ if ceiling_ns.is_some() => {
-                        tell_at_ns = tell_at_ns.min(ceiling_ns.unwrap_or(u64::MAX));
-                        false
-                    }
-                    Some(awaited) => wait(ports, awaited) == Arm::Busy,
-                    None => ready,
-                };
-                if busy {
-                    return Arm::Busy;
-                }
-                if unfilled {
-                    tell_at_ns = tell_at_ns.min(now_ns + REFILL_AGAIN_NS);
-                }
-            }
-            let control = ports[at].as_mut().and_then(|p| p.control.as_mut());
-            if control.is_some_and(|control| control.vring.arm()) {
-                return Arm::Busy;
-            }
-            for index in 0..ports[at].as_ref().map_or(0, |p| p.tx.len()) {
-                let Some(txq) = ports[at].as_mut().and_then(|p| p.tx[index].as_mut()) else {
-                    continue;
-                };
-                let due_ns = txq.vring.notify_due_ns(TX_TELL);
-                tell_at_ns = tell_at_ns.min(due_ns.unwrap_or(u64::MAX));
-                let busy = match txq.held_on {
-                    _ if ceiling_ns.is_some() => {
-                        tell_at_ns = tell_at_ns.min(ceiling_ns.unwrap_or(u64::MAX));
-                        false
-                    }
-                    Some(awaited) => wait(ports, awaited) == Arm::Busy,
-                    None => txq.vring.arm(),
-                };
-                if busy {
-                    return Arm::Busy;
-                }
-            }
-        }
-        for &id in backlogs.waiting() {
-            let Some(port) = ports[usize::from(id)].as_deref_mut() else { return Arm::Busy };
-            tell_at_ns = tell_at_ns.min(port.backlog_ends_ns().unwrap_or(now_ns));
-            let queue = port.backlog_queue().and_then(|q| port.rx[usize::from(q)].as_deref_mut());
-            if queue.is_none_or(|rxq| rxq.vring.arm()) {
+            let is_busy = wake.arm_hook(ports, at, ceiling_ns)
+                || arm_control(ports, at)
+                || wake.arm_tx(ports, at, ceiling_ns);
+            if is_busy {
                 return Arm::Busy;
             }
         }
-        if let Some(uplink) = uplink {
-            if uplink.wire.receive().is_some() {
-                return Arm::Busy;
-            }
-            if uplink.unfilled {
-                tell_at_ns = tell_at_ns.min(now_ns + REFILL_AGAIN_NS);
-            }
+        if wake.arm_backlogs(ports, backlogs) {
+            return Arm::Busy;
         }
-        match tell_at_ns.min(wake_at_ns.unwrap_or(u64::MAX)) {
+        if let Some(uplink) = uplink
+            && wake.arm_uplink(uplink)
+        {
+            return Arm::Busy;
+        }
+        match wake.at_ns {
             u64::MAX => Arm::Idle,
             at_ns => Arm::Until(at_ns),
         }

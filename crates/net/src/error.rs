@@ -1,4 +1,4 @@
-//! What can go wrong when a switch, a port or an uplink is set up. Bad frames are not errors: they
+//! Errors of setting up a switch, a port or an uplink. Bad frames are not errors: they
 //! are dropped and counted (see [`base::counter::DropReason`]).
 
 use std::io;
@@ -14,9 +14,9 @@ pub enum NetError {
     /// Remedy: write a value within the limits that the text names.
     #[error("{what}: {value} is outside {min}..={max}")]
     OutOfRange {
-        /// Which.
+        /// Setting.
         what: &'static str,
-        /// Given.
+        /// Value that was given.
         value: u64,
         /// Smallest allowed.
         min: u64,
@@ -43,7 +43,8 @@ pub enum NetError {
         port: String,
         /// The address.
         mac: String,
-        /// "a group address", "bound to another port, or shared by others" or "one more than the table holds".
+        /// "a group address", "bound to another port, or shared by others" or "one more than the
+        /// table holds".
         why: &'static str,
     },
     /// A configured IP address that cannot be one port's own.
@@ -67,7 +68,7 @@ pub enum NetError {
     Tap {
         /// Interface name.
         name: String,
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
         /// The cause.
         source: io::Error,

@@ -1,9 +1,10 @@
-//! Who owns which address: a table of fixed size for MAC addresses (the forwarding database) and
+//! Owners of addresses: a table of fixed size for MAC addresses (the forwarding database) and
 //! one for IP addresses (bindings).
 //!
 //! Sets of eight entries, chosen by a keyed hash: a lookup reads one set, an insertion takes a free
 //! or aged entry of its set or fails, nothing ever moves, nothing is allocated after the start. A
-//! fixed entry takes a learned one's place when it must. The key comes from the kernel, so that a guest cannot aim at one set.
+//! fixed entry takes a learned one's place when it must. The key comes from the kernel, so that a
+//! guest cannot aim at one set.
 
 use std::net::IpAddr;
 
@@ -23,7 +24,7 @@ pub const UPLINK: PortId = MAX_PORTS as PortId;
 /// How often, at most, aged entries are looked for when an owner is at its limit.
 const SWEEP_EVERY_NS: u64 = 1_000_000_000;
 
-/// Something the table can be asked for.
+/// Address that the table can be asked for.
 pub trait Key: Copy + Eq + Default {
     /// 64 bits, well mixed with `seed`.
     fn mix(self, seed: u64) -> u64;
@@ -90,7 +91,7 @@ struct Entry<K> {
 pub struct Listed<K> {
     /// The address.
     pub key: K,
-    /// Its port, or [`UPLINK`].
+    /// Port that has it, or [`UPLINK`].
     pub owner: PortId,
     /// Configured or bound, so that it does not age.
     pub fixed: bool,
@@ -98,19 +99,19 @@ pub struct Listed<K> {
     pub age_ns: u64,
 }
 
-/// What became of a learning attempt.
+/// Outcome of a learning attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Learn {
-    /// It was there already, with this owner.
+    /// The address was there already, with this owner.
     Known,
-    /// It is new, or another owner has not shown it for so long that it has aged.
+    /// The address is new, or another owner has not shown it for so long that it has aged.
     New,
-    /// It came from another owner, who had it until now.
+    /// The address came from another owner, who had it until now.
     Moved {
-        /// That owner.
+        /// Owner until now.
         from: PortId,
     },
-    /// It belongs to another owner, who keeps it.
+    /// The address belongs to another owner, who keeps it.
     Taken,
     /// The owner has as many as it may have.
     OwnerFull,
@@ -367,5 +368,4 @@ impl<K: Key> Table<K> {
 }
 
 #[cfg(test)]
-#[path = "fdb/tests.rs"]
 mod tests;

@@ -72,16 +72,16 @@ pub const OFFLOADS: u64 = CSUM
     | GUEST_USO6
     | HOST_USO;
 
-/// What a driver can take, and switch off over the control queue.
+/// Offloads that a driver can take, and switch off over the control queue.
 pub const GUEST_OFFLOADS: u64 =
     GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | GUEST_USO4 | GUEST_USO6;
 
-/// What is offered besides to front ends that leave the control queue to us. A VMM with one of its own
-/// would not tell us what a driver asks of it; and QEMU's would not have us send announcements.
+/// Features offered besides to front ends that leave the control queue to us. A VMM with one of its
+/// own would not tell us what a driver asks of it; and QEMU's would not have us send announcements.
 pub const WHOLE_DEVICE: u64 = CTRL_GUEST_OFFLOADS | CTRL_VLAN | CTRL_RX_EXTRA | GUEST_ANNOUNCE;
 
-/// What every port offers. STATUS' content and the control queue are the VMM's, where it has
-/// them: without the bits here QEMU would not offer them to the driver.
+/// Features that every port offers. STATUS' content and the control queue are the VMM's, where it
+/// has them: without the bits here QEMU would not offer them to the driver.
 pub const ALWAYS: u64 = VERSION_1
     | MRG_RXBUF
     | MTU

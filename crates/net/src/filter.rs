@@ -1,4 +1,4 @@
-//! Which frames a port takes: what its driver asked for over the control queue (virtio 1.2,
+//! Filter of the frames that a port takes, as its driver asked over the control queue (virtio 1.2,
 //! 5.1.6.5.1 to 5.1.6.5.3). A port whose control queue is the VMM's has no filter, and takes all.
 
 use frame::{Mac, be16};
@@ -12,7 +12,7 @@ const VLAN_IDS: usize = 4096;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// What the driver switches on and off, by the command of class `VIRTIO_NET_CTRL_RX`.
+/// Receive modes that the driver switches on and off, by the command of class `VIRTIO_NET_CTRL_RX`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RxModes {
     /// All frames.
@@ -64,7 +64,7 @@ impl MacList {
     }
 }
 
-/// See the module's text.
+/// A port's filter of frames.
 #[derive(Debug)]
 pub(crate) struct Filter {
     pub modes: RxModes,
@@ -77,8 +77,8 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// What a driver finds: all frames pass until it says what it wants, as on QEMU's device. With
-    /// `filters_vlans` and out of promiscuous mode no tagged frame does.
+    /// Filter that a driver finds: all frames pass until it says what it wants, as on QEMU's
+    /// device. With `filters_vlans` and out of promiscuous mode no tagged frame does.
     pub fn new(mac: Option<Mac>, filters_vlans: bool) -> Self {
         Self {
             modes: RxModes { promisc: true, ..RxModes::default() },

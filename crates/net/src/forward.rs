@@ -17,14 +17,14 @@ use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
 use crate::rxq::RxQueue;
 use crate::uplink::Uplink;
 
-/// What may be moved while frames wait to be published, in bytes as they are charged: 2 µs. With
+/// Bytes, as they are charged, that may be moved while frames wait to be published: 2 µs. With
 /// less, receivers of small frames from many senders would be notified for a few each.
 const UNPUBLISHED_BYTES: u64 = 16 << 10;
 
 /// A turn that takes longer than frames in place should wait for it: 1 µs.
 pub(crate) const LONG_TURN_BYTES: u64 = UNPUBLISHED_BYTES / 2;
 
-/// Where a frame goes.
+/// Destination of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dest {
     Port(PortId),
@@ -33,27 +33,27 @@ pub(crate) enum Dest {
     Nowhere,
 }
 
-/// What a frame does at a receiver without buffers.
+/// Fate of a frame at a receiver without buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenFull {
-    /// It may wait: see [`crate::backpressure`].
+    /// The frame may wait: see [`crate::backpressure`].
     Hold,
-    /// It is dropped, and counted at the receiver too.
+    /// The frame is dropped, and counted at the receiver too.
     Drop,
-    /// Its sender keeps it by itself: see [`crate::backlog`].
+    /// The frame is kept by its sender: see [`crate::backlog`].
     Keep,
 }
 
-/// What became of a frame.
+/// Outcome for a frame that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Sent, to one receiver at least, or kept for it.
     Sent,
     /// Ended by a hook.
     Consumed,
-    /// Its receiver has no buffers: keep it.
+    /// The receiver has no buffers: keep the frame.
     Hold(Awaited),
-    /// Not sent.
+    /// The frame was not sent.
     Dropped(DropReason),
 }
 
@@ -68,10 +68,10 @@ pub(crate) struct Fabric {
     /// Room for a frame that has to be seen or changed as a whole.
     pub buffer: FrameBuffer,
     pub hold_ns: u64,
-    /// What frames cost beyond themselves: copies of floods but the first, each with the least that a
+    /// Cost of frames beyond themselves: copies of floods but the first, each with the least that a
     /// frame costs, and receive buffers in many pieces. Whoever sent the frame takes and clears it.
     pub extra_cost_bytes: u64,
-    /// What was moved since queues were published the last time.
+    /// Bytes moved since queues were published the last time.
     pub unpublished_bytes: u64,
     pub hooks: Hooks,
     pub backlogs: Backlogs,
@@ -79,7 +79,7 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    /// Where frames from `from` to `dst` go.
+    /// Looks up where frames from `from` to `dst` go.
     #[inline]
     pub fn lookup(&self, dst: Mac, from: PortId, now_ns: u64) -> Dest {
         if dst.is_group() {
@@ -120,7 +120,7 @@ impl Fabric {
         }
     }
 
-    /// Whose account is charged for what `to` receives.
+    /// VM whose account is charged for what `to` receives.
     #[inline]
     pub fn vm_of(&self, to: PortId) -> VmId {
         self.ports.get(usize::from(to)).and_then(Option::as_ref).map_or(VmId::NONE, |p| p.vm)
@@ -305,8 +305,8 @@ impl Fabric {
         }
     }
 
-    /// Publishes once enough was moved that frames which are in place should not wait for the rest of
-    /// the round.
+    /// Publishes once enough was moved that frames which are in place should not wait for the rest
+    /// of the round.
     #[inline]
     pub fn publish_in_time(&mut self, now_ns: u64) {
         if self.unpublished_bytes >= UNPUBLISHED_BYTES {
@@ -314,8 +314,8 @@ impl Fabric {
         }
     }
 
-    /// Takes a port out for its turn. If that is going to be a long one, as the last was, what others
-    /// sent does not wait for it.
+    /// Takes a port out for its turn. If that is going to be a long one, as the last was, what
+    /// others sent does not wait for it.
     #[inline]
     pub fn publish_before(&mut self, at: usize, now_ns: u64) -> Option<Box<Port>> {
         if self.ports[at].as_ref()?.turn_bytes >= LONG_TURN_BYTES {

@@ -1,5 +1,5 @@
-//! Forwarding cache of a port: the source that was admitted last, and where frames to an address go.
-//! Saves the tables' lookups for most frames.
+//! Forwarding cache of a port: the source that was admitted last, and where frames to an address
+//! go. Saves the tables' lookups for most frames.
 //!
 //! A finding holds while no table has changed an owner ([`Tables::generation`]) and for
 //! [`HOLDS_NS`]; then the tables are asked again, which also tells them that the address is alive.
@@ -9,8 +9,8 @@ use crate::binding::{BindMode, Tables};
 use crate::forward::Dest;
 use frame::{Head, Mac, be16};
 
-/// How long a finding holds, also after a VM has gone or come: a tenth of the shortest ageing time that
-/// a switch can have.
+/// How long a finding holds, also after a VM has gone or come: a tenth of the shortest ageing time
+/// that a switch can have.
 pub(crate) const HOLDS_NS: u64 = 100_000_000;
 
 /// Destinations remembered by a port. More talkers at once cost lookups, nothing else.
@@ -19,13 +19,13 @@ const DESTS: usize = 16;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 
-/// What a binding judges a frame by, as it lies in the frame.
+/// Bytes that a binding judges a frame by, as they lie in the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Judged {
     /// The MAC address only.
     Mac,
-    /// An IPv4 packet of TCP or UDP without options, so that no header can lie beyond our copy, and not
-    /// from the port of a DHCP server: other packets are judged one by one.
+    /// An IPv4 packet of TCP or UDP without options, so that no header can lie beyond our copy, and
+    /// not from the port of a DHCP server: other packets are judged one by one.
     V4([u8; 4]),
     /// The same of IPv6.
     V6([u8; 16]),
@@ -123,8 +123,8 @@ impl ForwardCache {
         }
     }
 
-    /// The source that was admitted last. Only while [`ForwardCache::dest`] finds something: the same change
-    /// ends both.
+    /// The source that was admitted last. Only while [`ForwardCache::dest`] finds something: the
+    /// same change ends both.
     #[inline]
     pub fn source(&self) -> Option<Source> {
         self.source
@@ -138,7 +138,7 @@ impl ForwardCache {
         }
     }
 
-    /// Where frames to `dst` went.
+    /// Destination that frames to `dst` had.
     #[inline]
     pub fn dest(&self, dst: Mac, tables: &Tables) -> Option<Dest> {
         let (mac, dest) = self.dests[slot(dst)]?;

@@ -19,7 +19,7 @@ const OTHER: usize = 2;
 /// Receive buffers of each VM.
 const BUFFERS: usize = 48;
 const BUFFER_BYTES: usize = 4096;
-/// What the hostile VM may send from.
+/// Addresses that the hostile VM may send from.
 const ADDRESSES: [&str; 2] = ["10.0.0.1", "fd00::1"];
 
 /// Three VMs, an uplink, and a binding by hardware and IP address.
@@ -77,13 +77,14 @@ impl Switch {
             came.extend(self.lab.guests[guest].recv_all(0));
             self.lab.guests[guest].post_up_to(0, BUFFERS, BUFFER_BYTES, 1);
         }
-        // Nobody else sends meanwhile; what comes from the uplink goes to VMs, and may say anything.
+        // Nobody else sends meanwhile; what comes from the uplink goes to VMs, and may say
+        // anything.
         for frame in came.iter().filter(|frame| frame[6..12] == mac(HOSTILE)) {
             assert!(may_send(frame), "sent from another's address: {frame:02x?}");
         }
     }
 
-    /// Whatever happened, the others reach each other.
+    /// Checks that the others reach each other, whatever happened.
     ///
     /// # Panics
     /// They do not.
@@ -113,8 +114,8 @@ impl std::fmt::Debug for Switch {
     }
 }
 
-/// What the binding says of a frame of the hostile VM, in the plainest way: no address of others as the source of
-/// IP, ARP and neighbour messages.
+/// Plain reading of the binding for a frame of the hostile VM: no address of others as the source
+/// of IP, ARP and neighbour messages.
 fn may_send(frame: &[u8]) -> bool {
     let (mut at, word) = (12, |at: usize| frame.get(at..at + 2).map(|b| [b[0], b[1]]));
     for _ in 0..2 {

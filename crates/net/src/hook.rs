@@ -1,11 +1,12 @@
-//! The seam of a port: what stands between its guest and the switch.
+//! Seam of a port: a hook between its guest and the switch.
 //!
-//! A port may have one [`PortHook`]. It sees every frame of the guest's before the switch looks for the
-//! destination, and every frame for the guest before it is delivered; it may change, answer or end
-//! them, and send frames of its own in the guest's place. The switch knows nothing of what it does.
+//! A port may have one [`PortHook`]. It sees every frame of the guest's before the switch looks for
+//! the destination, and every frame for the guest before it is delivered; it may change, answer or
+//! end them, and send frames of its own in the guest's place. The switch knows nothing of what it
+//! does.
 //!
-//! It runs on the switch's sidecore, between two frames: it must not wait, allocate or lock. What it
-//! queues is flushed at the end of a round, or, where it refers to memory of others, before the
+//! It runs on the switch's sidecore, between two frames: it must not wait, allocate or lock. What
+//! it queues is flushed at the end of a round, or, where it refers to memory of others, before the
 //! sender's turn ends. Ports without a hook pay for a comparison with null.
 
 use std::any::Any;
@@ -27,70 +28,71 @@ const HOOK_BATCH: usize = 64;
 /// Frames that a hook may leave in an [`Outbox`] at the end of a round.
 pub const MAX_OUTBOX: usize = 64;
 
-/// What becomes of a frame of the guest's.
+/// Outcome for a frame of the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FromGuest {
-    /// It goes on as it is now.
+    /// The frame goes on as it is now.
     Pass,
-    /// It ends here.
+    /// The frame ends here.
     Consume,
-    /// This many bytes of the buffer are an answer to the guest, and the frame ends here.
+    /// The buffer's first bytes, this many, are an answer to the guest, and the frame ends here.
     Reply(usize),
-    /// This many bytes of the buffer are an answer to the guest, and the frame goes on as it is now.
+    /// The buffer's first bytes, this many, are an answer to the guest, and the frame goes on as it
+    /// is now.
     ReplyAndPass(usize),
 }
 
-/// What becomes of a frame for the guest.
+/// Outcome for a frame for the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToGuest {
-    /// The guest gets this many bytes of it, with this header and the beginning that is in the buffer now;
-    /// none: it ends here.
+    /// Header and length of the frame that the guest gets, with the beginning that is in the buffer
+    /// now; none: the frame ends here.
     pub guest: Option<(Vnet, usize)>,
     /// [`PortHook::delivered`] is called once the guest has it.
     pub wants_receipt: bool,
     /// The guest can do without, and nobody waits until it has buffers.
     pub may_miss: bool,
-    /// What the hook has queued by now.
+    /// Frames that the hook has queued by now.
     pub queued: Queued,
 }
 
-/// What a hook has queued, and so when it has to be flushed.
+/// Frames that a hook has queued, and so when it has to be flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Queued {
     /// Nothing.
     Nothing,
-    /// Something in memory of its own: at the end of the round.
+    /// Frames in memory of its own: at the end of the round.
     Own,
-    /// Something that lies in memory of others: before the sender's turn ends.
+    /// Frames that lie in memory of others: before the sender's turn ends.
     Lent,
 }
 
 /// A frame that a hook sends as the guest's.
 #[derive(Debug)]
 pub enum Polled<'a> {
-    /// There is none.
+    /// No frame.
     Nothing,
-    /// There was one, and it ends here.
+    /// A frame that ends here.
     Consumed,
-    /// Its beginning is in the head, and this is the rest. It stays where it is until
+    /// A frame: its beginning is in the head, and this is the rest. It stays where it is until
     /// [`PortHook::polled`].
     Frame(&'a [u8]),
 }
 
-/// What stands between a port's guest and the switch; see the file's text.
+/// Program of another crate between a port's guest and the switch.
 // `from_guest` is a direction here, not a conversion.
 #[allow(clippy::wrong_self_convention)]
 pub trait PortHook: Any + Send {
-    /// A frame that the guest sends, after its source was checked: `head` may be changed in place. An
-    /// answer to the guest is written to `reply`.
+    /// A frame that the guest sends, after its source was checked: `head` may be changed in place.
+    /// An answer to the guest is written to `reply`.
     fn from_guest(&mut self, head: &mut Head, reply: &mut HeadBytes, now_ns: u64) -> FromGuest;
 
-    /// A frame for the guest; `head` is a copy of its beginning that may be changed. `buffer` is room for
-    /// a whole frame.
+    /// A frame for the guest; `head` is a copy of its beginning that may be changed. `buffer` is
+    /// room for a whole frame.
     ///
     /// # Safety
-    /// The frame's body stays valid until [`PortHook::flush`] when [`Queued::Lent`] is answered, and else
-    /// until the call returns.
+    /// The frame's body stays valid until [`PortHook::flush`] when [`Queued::Lent`] is answered,
+    /// and else until the call returns.
     unsafe fn to_guest(
         &mut self,
         frame: &Frame<'_>,
@@ -105,12 +107,12 @@ pub trait PortHook: Any + Send {
     /// The next frame of its own. Its source is checked as the guest's is.
     fn poll(&mut self, head: &mut Head) -> Polled<'_>;
 
-    /// What became of that frame, of `len_bytes`. Not called when its receiver has no buffers: then the
-    /// same frame is asked for again.
+    /// Tells what became of that frame, of `len_bytes`. Not called when its receiver has no
+    /// buffers: then the same frame is asked for again.
     fn polled(&mut self, sent: Result<(), DropReason>, len_bytes: usize);
 
-    /// The turn is over: buffers of frames of its own are free again. False: they cannot be used yet,
-    /// and it wants to be asked again in a millisecond.
+    /// The turn is over: buffers of frames of its own are free again. False: they cannot be used
+    /// yet, and it wants to be asked again in a millisecond.
     fn refill(&mut self) -> bool;
 
     /// Before the switch sleeps: whether frames of its own wait.
@@ -126,10 +128,10 @@ pub trait PortHook: Any + Send {
     fn event_fd(&self) -> Option<RawFd>;
 }
 
-/// Where a frame in an [`Outbox`] goes.
+/// Receiver of a frame in an [`Outbox`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutboxTo {
-    /// Whoever has its destination address, past the hook of that port.
+    /// The owner of its destination address, past the hook of that port.
     Addressee,
     /// The hook's own guest, past the hook.
     Guest,
@@ -161,11 +163,11 @@ pub(crate) struct HookSlot {
     pub hook: Box<dyn PortHook>,
     /// A frame of its own waits for a receiver without buffers.
     held_on: Option<Awaited>,
-    /// It could not get its buffers back at the last try.
+    /// The hook could not get its buffers back at the last try.
     unfilled: bool,
-    /// It is listed in [`Hooks::queued`].
+    /// The port is listed in [`Hooks::queued`].
     is_queued: bool,
-    /// It is listed in [`Hooks::lent`].
+    /// The port is listed in [`Hooks::lent`].
     is_lent: bool,
 }
 
@@ -174,14 +176,14 @@ impl HookSlot {
         Self { hook, held_on: None, unfilled: false, is_queued: false, is_lent: false }
     }
 
-    /// Whether it has sent something that can go on now; else the receiver that it waits for. Then whether
-    /// it wants to be asked again soon.
+    /// Whether it has sent something that can go on now; else the receiver that it waits for. Then
+    /// whether it wants to be asked again soon.
     pub fn waiting(&mut self) -> (bool, Option<Awaited>, bool) {
         (self.hook.arm(), self.held_on, self.unfilled)
     }
 }
 
-/// Which hooks of a switch have to be flushed.
+/// Hooks of a switch that have to be flushed.
 pub(crate) struct Hooks {
     /// Ports whose hooks have queued something.
     queued: Vec<PortId>,
@@ -307,7 +309,7 @@ impl Fabric {
 }
 
 impl Engine {
-    /// See [`crate::NetPort::with_hook`].
+    /// Runs `f` with the hook of a port, as [`crate::NetPort::with_hook`] does.
     pub(crate) fn with_hook<H: PortHook, R>(
         &mut self,
         place: Place,

@@ -31,7 +31,7 @@ impl Moves {
         self.last = Some(Move { mac, from, to, count });
     }
 
-    /// What is to be told now: the last move, with the number of those before it.
+    /// Takes the last move, with the number of those before it, if it is to be told now.
     #[inline]
     pub fn due(&mut self, now_ns: u64) -> Option<Move> {
         if self.last.is_none() || now_ns < self.tell_at_ns {

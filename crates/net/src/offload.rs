@@ -1,19 +1,19 @@
-//! Which offloads a receiver lacks: what has to be done to a frame in software before it takes it.
+//! Offloads that a receiver lacks: work on a frame in software before it takes it.
 
 use frame::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, L4, Vnet};
 
-/// What a frame needs before a receiver can take it.
+/// Work on a frame before a receiver can take it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// Nothing.
     Nothing,
-    /// Its checksum filled in.
+    /// Filling in its checksum.
     Checksum,
     /// Cutting into segments.
     Segments,
 }
 
-/// What `vnet` asks of a receiver whose driver negotiated `features`.
+/// Work that `vnet` asks of a receiver whose driver negotiated `features`.
 #[inline]
 pub fn needed(vnet: &Vnet, head: &[u8], features: u64) -> Need {
     use crate::features as f;

@@ -23,13 +23,13 @@ use frame::{Allowed, VNET_LEN};
 /// Frames taken from a transmit queue at once.
 pub const TX_BATCH: usize = 64;
 
-/// What a frame is charged at least: handling one takes as long as copying so much.
+/// Least charge for a frame: handling one takes as long as copying so much.
 pub(crate) const MIN_CHARGE_BYTES: u64 = 512;
 
 /// Segments of one batch: Linux sends up to 19 for a frame.
 const TX_SEGS: usize = TX_BATCH * 20;
 
-/// What a frame in a chain of the sender's is charged.
+/// Charge for a frame in a chain of the sender's.
 #[inline]
 pub(crate) fn charge_bytes(chain: &Chain<'_>) -> u64 {
     least_charge_bytes(MIN_CHARGE_BYTES, chain.segs()).max(chain.readable_len.into())
@@ -41,7 +41,7 @@ const L2_OVERHEAD: usize = 14 + 8;
 /// No limit to the queue pairs that receive but those that run.
 pub(crate) const ALL_PAIRS: u16 = u16::MAX;
 
-/// Which receive queue a sender waits for.
+/// Receive queue that a sender waits for.
 pub(crate) type Awaited = (PortId, u16);
 
 /// One running transmit queue.
@@ -50,7 +50,7 @@ pub(crate) struct TxQueue {
     pub vring: Vring,
     pub batch: Batch,
     pub done: Vec<Completion>,
-    /// What a frame of the last batch was charged on average: not many more are taken from the ring
+    /// Charge for a frame of the last batch on average: not many more are taken from the ring
     /// than may be sent.
     pub mean_cost: u64,
     /// The receiver that has no buffers for the first frame.
@@ -71,8 +71,8 @@ impl TxQueue {
         }
     }
 
-    /// Counts holds, and their time when they end. Called after a batch: `was_held` says whether its
-    /// first frame had been waiting.
+    /// Counts holds, and their time when they end. Called after a batch: `was_held` says whether
+    /// its first frame had been waiting.
     #[inline]
     pub fn count_hold(&mut self, was_held: bool, now_ns: u64, stats: &SwitchStats) {
         let is_held = self.held_on.is_some();
@@ -96,24 +96,24 @@ pub(crate) struct Port {
     /// Tells this port from an earlier one with the same number.
     pub serial: u64,
     pub name: Arc<str>,
-    /// Whose account its frames are charged to.
+    /// VM whose account its frames are charged to.
     pub vm: VmId,
-    /// What its last turn was charged; a port that had to stop goes on with a long one.
+    /// Bytes that its last turn was charged; a port that had to stop goes on with a long one.
     pub turn_bytes: u64,
     pub link_up: bool,
     pub mtu: u16,
     pub features: u64,
-    /// Those of `features` that count for what it receives: a driver can switch offloads off.
+    /// Features among `features` that count for what it receives: a driver can switch offloads off.
     pub rx_features: u64,
     pub allowed: Allowed,
     pub tx_vnet_len: usize,
     pub binding: Binding,
-    /// What was told of its VM's frames that are dropped.
+    /// Log lines about its VM's frames that are dropped.
     pub rejects: RejectLog,
     /// How many broadcasts its VM may send.
     pub broadcasts: Ceiling,
     pub forward_cache: ForwardCache,
-    /// What stands between its guest and the switch.
+    /// Hook between its guest and the switch.
     pub hook: Option<HookSlot>,
     pub tx: Vec<Option<Box<TxQueue>>>,
     pub rx: Vec<Option<Box<RxQueue>>>,
@@ -121,13 +121,13 @@ pub(crate) struct Port {
     pub rx_running: Vec<u16>,
     /// Frames from the uplink that it has no buffers for.
     pub backlog: Option<Backlog>,
-    /// It let a backlog grow old, and has taken nothing since.
+    /// The port let a backlog grow old, and has taken nothing since.
     pub is_stuck: bool,
     /// Most queue pairs that receive.
     pub wanted_pairs: u16,
-    /// Its control queue, where the front end leaves it to us.
+    /// Control queue, where the front end leaves it to us.
     pub control: Option<Box<ControlQueue>>,
-    /// Which frames it takes; none: all.
+    /// Filter of the frames that it takes; none: all.
     pub filter: Option<Box<Filter>>,
     /// Whether its driver is asked to announce itself: what config space says.
     pub announce: Arc<AtomicBool>,

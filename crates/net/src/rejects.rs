@@ -1,4 +1,4 @@
-//! What the log says of frames that are not passed.
+//! Log lines about frames that are not passed.
 
 use base::counter::DropReason;
 use base::reject_log::RejectLog;
@@ -6,7 +6,7 @@ use queue::Chain;
 
 use frame::{ETH_LEN, Head, MAX_FRAME, VNET_LEN, ether_type};
 
-/// What is to be known about frames that are dropped for this reason; none where load is the reason.
+/// Explanation of a reason to drop frames, for the log; none where load is the reason.
 fn advice(reason: DropReason) -> Option<&'static str> {
     Some(match reason {
         DropReason::Spoofed => {

@@ -15,7 +15,7 @@ use crate::backpressure::{HoldBudget, Refusal};
 /// Chains taken from the ring at once: twice as many as the last round used, within these. A frame
 /// that comes alone does not wait until dozens of descriptors have come from another core's cache.
 const MIN_POP_CHAINS: usize = 8;
-/// See [`MIN_POP_CHAINS`].
+/// Most chains of a batch, see [`MIN_POP_CHAINS`].
 const MAX_POP_CHAINS: usize = 64;
 
 /// Most receive chains held, and so the most buffers one frame may take: 64 KiB in the smallest
@@ -34,7 +34,7 @@ const USUAL_SEGS: u64 = 20;
 pub(crate) enum Room {
     /// Yes.
     Yes,
-    /// Not yet: more buffers are needed.
+    /// The frame has to wait: more buffers are needed.
     Wait,
     /// Never.
     No(DropReason),
@@ -49,7 +49,8 @@ pub(crate) struct RxQueue {
     next: usize,
     /// How many chains to take at once next time.
     pop_chains: usize,
-    /// What is posted behind `batch` did not fit beside it, when `next` was 0: its segments are full.
+    /// Chains posted behind `batch` did not fit beside it, when `next` was 0: its segments are
+    /// full.
     full: bool,
     done: Vec<Completion>,
     vnet_len: usize,
@@ -57,8 +58,8 @@ pub(crate) struct RxQueue {
     hold: HoldBudget,
     /// Bytes put since the last time that they were counted.
     put_bytes: u64,
-    /// Segments that were used, or walked again, since they were counted the last time; not those of
-    /// [`RxQueue::put_plain`].
+    /// Segments that were used, or walked again, since they were counted the last time; not those
+    /// of [`RxQueue::put_plain`].
     segs: u64,
     /// In the switch's list of queues to publish.
     pub touched: bool,
@@ -101,16 +102,16 @@ impl RxQueue {
         (self.next, self.full) = (0, false);
     }
 
-    /// More chains for a queue that has used all at hand: twice as many the next time, if that is in
-    /// this round.
+    /// More chains for a queue that has used all at hand: twice as many the next time, if that is
+    /// in this round.
     fn refill(&mut self, now_ns: u64) -> bool {
         let max = self.pop_chains;
         self.pop_chains = (2 * max).min(MAX_POP_CHAINS);
         self.top_up(max, now_ns)
     }
 
-    /// Takes posted chains; true when there are more than before. The unused ones are walked again, so
-    /// with some at hand it is worth it only when there is more ([`Vring::has_work`]).
+    /// Takes posted chains; true when there are more than before. The unused ones are walked again,
+    /// so with some at hand it is worth it only when there is more ([`Vring::has_work`]).
     #[inline]
     fn top_up(&mut self, max: usize, now_ns: u64) -> bool {
         let left = self.batch.len() - self.next;
@@ -128,8 +129,9 @@ impl RxQueue {
         is_more
     }
 
-    /// A buffer that cannot be filled goes back empty when it is the first one, and else ends what is at
-    /// hand. Returns how many are. Only one goes back at a time: a driver may post them without end.
+    /// A buffer that cannot be filled goes back empty when it is the first one, and else ends what
+    /// is at hand. Returns how many are. Only one goes back at a time: a driver may post them
+    /// without end.
     #[cold]
     fn end_at_fault(&mut self) -> usize {
         let good = (0..self.batch.len()).take_while(|&at| self.batch.get(at).fault.is_none());
@@ -185,8 +187,8 @@ impl RxQueue {
         (self.next..self.batch.len()).map(|at| self.batch.get(at).segs()).sum()
     }
 
-    /// What a frame of `len` bytes (without header) cost beyond its bytes, because buffers are cut into
-    /// more pieces than usual. Call it once for each frame that was not for
+    /// Cost of a frame of `len` bytes (without header) beyond its bytes, because buffers are cut
+    /// into more pieces than usual. Call it once for each frame that was not for
     /// [`RxQueue::put_plain`], also when it was not put.
     #[inline]
     pub fn take_excess(&mut self, len: usize) -> u64 {

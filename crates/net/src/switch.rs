@@ -39,7 +39,7 @@ const MAX_IPS: usize = 4 * MAX_PORTS;
 /// that an address does not change hands while others still send to its owner.
 const IP_AGE_S: u64 = 3600;
 
-/// What a switch is.
+/// Settings of a switch.
 #[derive(Debug, Clone)]
 pub struct SwitchConfig {
     /// Name, for logs and metrics.
@@ -126,7 +126,7 @@ impl Switch {
         Ok(Self { config: Arc::new(config), worker, clock, stats, serials })
     }
 
-    /// Its name.
+    /// Name of the switch.
     pub fn name(&self) -> &str {
         &self.config.name
     }
@@ -141,7 +141,7 @@ impl Switch {
         self.worker.call(|_, _| ()).is_ok()
     }
 
-    /// Its counters.
+    /// Counters of the switch.
     pub fn stats(&self) -> &SwitchStats {
         &self.stats
     }
@@ -156,8 +156,8 @@ impl Switch {
         self.set_uplink_with(wire, stats, true)
     }
 
-    /// As [`Switch::set_uplink`]; `uso`: the wire takes UDP super-packets (else they are cut in
-    /// software). Checksum and TCP offloads are asked of every wire.
+    /// Sets the uplink, as [`Switch::set_uplink`]; `uso`: the wire takes UDP super-packets (else
+    /// they are cut in software). Checksum and TCP offloads are asked of every wire.
     pub fn set_uplink_with(
         &self,
         wire: Option<Box<dyn Wire>>,
@@ -299,7 +299,7 @@ impl Engine {
         };
         let id = at as PortId;
         port.id = id;
-        if let Err(e) = self.fix_addresses(&port, addresses, now_ns) {
+        if let Err(e) = self.bind_addresses(&port, addresses, now_ns) {
             self.forget(id, true);
             return Err(e);
         }
@@ -308,41 +308,28 @@ impl Engine {
         Ok(id)
     }
 
-    fn fix_addresses(
+    /// Binds the configured addresses of a port to it.
+    fn bind_addresses(
         &mut self,
         port: &Port,
         addresses: &[IpAddr],
         now_ns: u64,
     ) -> Result<(), NetError> {
+        self.check_shared(port, addresses)?;
         let why = |answer| match answer {
             Learn::Known | Learn::New => None,
             Learn::Taken => Some("bound to another port"),
             _ => Some("one more than the table holds"),
         };
         let name = || port.name.to_string();
-        let (tables, own) = (&self.fabric.tables, &port.binding.shared);
-        // What is shared is bound to nobody, and what is bound is not shared.
-        let is_shared = |mac: &&Mac| tables.shared.macs.contains(mac) || own.macs.contains(mac);
-        let mut bound =
-            own.macs.iter().filter(|mac| tables.macs.is_fixed_elsewhere(**mac, port.id));
-        if let Some(mac) = bound.next().or(port.binding.mac.as_ref().filter(is_shared)) {
-            let why = "bound to another port, or shared by others";
-            return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
-        }
-        let is_shared = |ip: &Ip| tables.shared.ips.contains(ip) || own.ips.contains(ip);
-        let mut bound = own.ips.iter().filter(|ip| tables.ips.is_fixed_elsewhere(**ip, port.id));
-        let mut addressed = addresses.iter().map(|ip| Ip::from(*ip)).filter(is_shared);
-        if let Some(ip) = bound.next().copied().or(addressed.next()) {
-            let why = "bound to another port, or shared by others";
-            return Err(NetError::BadAddress { port: name(), address: ip.into(), why });
-        }
+        let tables = &mut self.fabric.tables;
         if let Some(mac) = port.binding.mac
-            && let Some(why) = why(self.fabric.tables.macs.fix(mac, port.id, now_ns))
+            && let Some(why) = why(tables.macs.fix(mac, port.id, now_ns))
         {
             return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
         }
         for address in addresses {
-            let answer = self.fabric.tables.ips.fix(Ip::from(*address), port.id, now_ns);
+            let answer = tables.ips.fix(Ip::from(*address), port.id, now_ns);
             if let Some(why) = why(answer) {
                 return Err(NetError::BadAddress { port: name(), address: *address, why });
             }
@@ -350,7 +337,27 @@ impl Engine {
         Ok(())
     }
 
-    /// The shared addresses of all ports.
+    /// Checks that shared addresses are bound to nobody, and bound ones are not shared.
+    fn check_shared(&self, port: &Port, addresses: &[IpAddr]) -> Result<(), NetError> {
+        let why = "bound to another port, or shared by others";
+        let name = || port.name.to_string();
+        let (tables, own) = (&self.fabric.tables, &port.binding.shared);
+        let is_shared = |mac: &&Mac| tables.shared.macs.contains(mac) || own.macs.contains(mac);
+        let mut bound =
+            own.macs.iter().filter(|mac| tables.macs.is_fixed_elsewhere(**mac, port.id));
+        if let Some(mac) = bound.next().or(port.binding.mac.as_ref().filter(is_shared)) {
+            return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
+        }
+        let is_shared = |ip: &Ip| tables.shared.ips.contains(ip) || own.ips.contains(ip);
+        let mut bound = own.ips.iter().filter(|ip| tables.ips.is_fixed_elsewhere(**ip, port.id));
+        let mut addressed = addresses.iter().map(|ip| Ip::from(*ip)).filter(is_shared);
+        match bound.next().copied().or(addressed.next()) {
+            Some(ip) => Err(NetError::BadAddress { port: name(), address: ip.into(), why }),
+            None => Ok(()),
+        }
+    }
+
+    /// Collects the shared addresses of all ports.
     fn collect_shared(&mut self) {
         let Fabric { ports, tables, .. } = &mut self.fabric;
         tables.shared = Shared::default();

@@ -1,5 +1,5 @@
-//! A switch driven by hand, for tests of this and other crates: model drivers on every queue, a clock
-//! that moves when told to, one poll at a time.
+//! A switch driven by hand, for tests of this and other crates: model drivers on every queue, a
+//! clock that moves when told to, one poll at a time.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc, missing_docs)]
 
@@ -28,7 +28,7 @@ use crate::rxq::{RxQueue, vnet_len};
 use crate::uplink::Uplink;
 use frame::{Mac, VNET_LEN, Vnet};
 
-/// What a plain driver of today negotiates.
+/// Features that a plain driver of today negotiates.
 pub const MODERN: u64 = features::VERSION_1 | features::MRG_RXBUF | features::OFFLOADS;
 
 /// How a guest is made.
@@ -250,7 +250,7 @@ impl Lab {
         self.port(guest).hook = Some(HookSlot::new(hook));
     }
 
-    /// What [`crate::NetPort::with_hook`] does from other threads.
+    /// Runs `f` with the hook, as [`crate::NetPort::with_hook`] does from other threads.
     pub fn with_hook<H: PortHook, R>(
         &mut self,
         guest: usize,

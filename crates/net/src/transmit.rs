@@ -17,9 +17,9 @@ use crate::port::{Awaited, Port, TX_BATCH, TxQueue, charge_bytes};
 use crate::rejects;
 use crate::rxq::{Room, RxQueue};
 
-/// Bytes taken from one transmit queue in a round, for a port whose VM has no account, and so no turn:
-/// four super-packets. More would push the other queues' frames out of the cache. A flood counts
-/// once for each receiver: each has its copy made.
+/// Bytes taken from one transmit queue in a round, for a port whose VM has no account, and so no
+/// turn: four super-packets. More would push the other queues' frames out of the cache. A flood
+/// counts once for each receiver: each has its copy made.
 const ROUND_BYTES: u64 = 256 << 10;
 
 /// Frames whose headers are fetched together: enough to wait for memory once for all of them, few
@@ -44,17 +44,17 @@ impl Turn<'_> {
     }
 }
 
-/// What became of a batch.
+/// Outcome of a batch.
 #[derive(Default)]
 struct Sent {
     /// Bytes of the frames that were sent.
     bytes: u64,
-    /// Those that were copied to us first.
+    /// Bytes that were copied to us first.
     head_bytes: u64,
-    /// What the sender is charged: with the least for each frame and segment, the copies of floods, and
+    /// Charge to the sender: with the least for each frame and segment, the copies of floods, and
     /// what buffers of the receivers cost beyond the usual.
     cost_bytes: u64,
-    /// It ends when that is reached.
+    /// Charge at which it ends.
     most_bytes: u64,
     wire_used: bool,
 }
@@ -314,7 +314,7 @@ fn reply(port: &mut Port, touched: &mut Vec<Awaited>, bytes: &[u8], now_ns: u64)
     }
 }
 
-/// Where a port's frames to `dst` go.
+/// Looks up where a port's frames to `dst` go.
 #[inline]
 fn destination(fabric: &Fabric, port: &mut Port, dst: Mac, now_ns: u64) -> Dest {
     if let Some(dest) = port.forward_cache.dest(dst, &fabric.tables) {
@@ -325,8 +325,8 @@ fn destination(fabric: &Fabric, port: &mut Port, dst: Mac, now_ns: u64) -> Dest 
     dest
 }
 
-/// The queue of a port that takes plain frames to `dst` as they come, with the length of the longest,
-/// and whether they must have no tag.
+/// The queue of a port that takes plain frames to `dst` as they come, with the length of the
+/// longest, and whether they must have no tag.
 #[inline]
 fn open(
     ports: &mut [Option<Box<Port>>],

@@ -13,7 +13,7 @@ pub(crate) struct Uplink {
     pub stats: Arc<QueueStats>,
     /// The wire takes UDP super-packets.
     pub uso: bool,
-    /// It could not get its receive buffers at the last try.
+    /// The wire could not get its receive buffers at the last try.
     pub unfilled: bool,
     bufs: Vec<IoSlice>,
     unflushed: bool,

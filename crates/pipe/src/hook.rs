@@ -1,7 +1,7 @@
-//! Where a port meets the connections of its guest: the switch shows every frame to this hook.
+//! Hook of pipes on a network port: the switch shows it every frame of its guest.
 //!
-//! The [`Tracker`] says what a frame means for its connection; what twins are to get is queued for their
-//! TAP, and what twins send leaves as the guest's.
+//! The [`Tracker`] knows the connection of a frame. A twin's share of it is queued for the twins'
+//! TAP, and frames that twins send leave as the guest's.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -32,8 +32,9 @@ impl std::fmt::Debug for PipeHook {
 }
 
 impl PipeHook {
-    /// Connections that begin from now on are tracked, and those in the journal are shifted as they were.
-    /// `wire` is the TAP of the VM's twins, `watch` takes the events of all connections.
+    /// Makes a hook that tracks connections which begin from now on, and shifts those in the
+    /// journal as they were. `wire` is the TAP of the VM's twins, `watch` takes the events of all
+    /// connections.
     pub fn new(
         watch: Arc<dyn FlowWatch>,
         wire: Box<dyn Wire>,
@@ -43,7 +44,7 @@ impl PipeHook {
         Self { tracker: Tracker::new(watch, journal), twins: TwinQueue::new(wire, stats) }
     }
 
-    /// What has to be flushed by now.
+    /// Kind of frames that wait for a flush.
     fn queued(&self) -> Queued {
         if self.twins.is_lent() {
             Queued::Lent
@@ -99,7 +100,7 @@ impl PortHook for PipeHook {
             self.twins.release();
             return Polled::Consumed;
         }
-        // The same frame again.
+        // The same frame as before: `head` borrowed it only for the check.
         match self.twins.receive() {
             Some(bytes) => Polled::Frame(&bytes[start..]),
             None => Polled::Nothing,
@@ -140,7 +141,7 @@ impl PortHook for PipeHook {
     }
 }
 
-/// Has the switch send a notice.
+/// Has the switch send a segment of the tracker's.
 pub(crate) fn push(outbox: &mut Outbox, notice: &BareSegment) {
     let to = match notice.to {
         Recipient::Addressee => OutboxTo::Addressee,

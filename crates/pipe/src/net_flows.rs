@@ -1,4 +1,5 @@
-//! Pipes' hold on the connections of a port: from other threads, between two frames of the switch.
+//! Pipes' requests to the connections of a port: from other threads, between two frames of the
+//! switch.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use vhost_user::DeviceError;
 
 use crate::hook::{PipeHook, push};
 
-/// What pipes do with a network port. On a port without pipes everything fails with
+/// Requests of pipes to a network port. On a port without pipes all of them fail with
 /// [`FlowError::Off`].
 pub trait NetFlows {
     /// Switches pipes on: see [`PipeHook::new`]. Fails on a port that has a hook.
@@ -25,16 +26,17 @@ pub trait NetFlows {
         journal: Option<Journal>,
     ) -> Result<(), DeviceError>;
 
-    /// See [`Tracker::free_since_ns`].
+    /// Asks since when the connection could go another way: [`Tracker::free_since_ns`].
     fn flow_free_since_ns(&self, key: FlowKey) -> Result<Option<u64>, FlowError>;
 
-    /// See [`Tracker::bound`]. None on a port without pipes.
+    /// Lists connections that are bound to this port: [`Tracker::bound`]. None on a port without
+    /// pipes.
     fn flows_bound(&self) -> Vec<FlowKey>;
 
-    /// See [`Tracker::end_broken`].
+    /// Ends connections that lost a twin: [`Tracker::end_broken`].
     fn flow_end_broken(&self) -> usize;
 
-    /// See [`Tracker::snapshot`].
+    /// Asks for the numbers of a sending twin: [`Tracker::snapshot`].
     fn flow_snapshot(
         &self,
         key: FlowKey,
@@ -42,7 +44,7 @@ pub trait NetFlows {
         token: u64,
     ) -> Result<Snapshot, FlowError>;
 
-    /// See [`Tracker::start`].
+    /// Begins a sending twin: [`Tracker::start`].
     fn flow_start(
         &self,
         key: FlowKey,
@@ -51,16 +53,17 @@ pub trait NetFlows {
         len: u32,
     ) -> Result<(), FlowError>;
 
-    /// See [`Tracker::retarget`].
+    /// Gives a sending twin another length: [`Tracker::retarget`].
     fn flow_retarget(&self, key: FlowKey, token: u64, len: u32) -> Result<bool, FlowError>;
 
-    /// See [`Tracker::relief`].
+    /// Asks for the numbers of a twin in place of another: [`Tracker::relief`].
     fn flow_relief(&self, key: FlowKey, token: u64) -> Result<Relief, FlowError>;
 
-    /// See [`Tracker::finish`]. A connection that is [`FlowError::Broken`] is reset.
+    /// Ends a sending twin: [`Tracker::finish`]. A connection that is [`FlowError::Broken`] is
+    /// reset.
     fn flow_finish(&self, key: FlowKey, token: u64, len: u32) -> Result<(), FlowError>;
 
-    /// See [`Tracker::receive_snapshot`].
+    /// Asks for the numbers of a receiving twin: [`Tracker::receive_snapshot`].
     fn flow_receive_snapshot(
         &self,
         key: FlowKey,
@@ -68,7 +71,7 @@ pub trait NetFlows {
         token: u64,
     ) -> Result<FlowSnapshot, FlowError>;
 
-    /// See [`Tracker::receive_start`].
+    /// Begins a receiving twin: [`Tracker::receive_start`].
     fn flow_receive_start(
         &self,
         key: FlowKey,
@@ -78,10 +81,10 @@ pub trait NetFlows {
         wanted_bytes: u32,
     ) -> Result<ReceiveStart, FlowError>;
 
-    /// See [`Tracker::receive_own`].
+    /// Notes that the guest has read its own bytes: [`Tracker::receive_own`].
     fn flow_receive_own(&self, key: FlowKey, token: u64) -> Result<(), FlowError>;
 
-    /// See [`Tracker::receive_stop`].
+    /// Stops a receiving twin: [`Tracker::receive_stop`].
     fn flow_receive_stop(
         &self,
         key: FlowKey,
@@ -89,14 +92,15 @@ pub trait NetFlows {
         taken_bytes: u32,
     ) -> Result<u32, FlowError>;
 
-    /// See [`Tracker::receive_finish`]. A connection that is [`FlowError::Broken`] is reset.
+    /// Ends a receiving twin: [`Tracker::receive_finish`]. A connection that is
+    /// [`FlowError::Broken`] is reset.
     fn flow_receive_finish(&self, key: FlowKey, token: u64, len: u32) -> Result<(), FlowError>;
 
-    /// See [`Tracker::reset`].
+    /// Resets a connection that lost bytes of a twin: [`Tracker::reset`].
     fn flow_reset(&self, key: FlowKey, token: u64) -> Result<(), FlowError>;
 }
 
-/// Runs `f` with the port's connections, and has the switch send the notices that it leaves.
+/// Runs `f` with the port's connections, and has the switch send the segments that it leaves.
 fn with_tracker<R: Send + 'static>(
     net: &NetPort,
     f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> R + Send + 'static,
@@ -109,6 +113,7 @@ fn with_tracker<R: Send + 'static>(
     })
 }
 
+/// Runs `f` with the port's connections; an error where it has no pipes.
 fn ask<R: Send + 'static>(
     net: &NetPort,
     f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> Result<R, FlowError> + Send + 'static,
@@ -116,7 +121,7 @@ fn ask<R: Send + 'static>(
     with_tracker(net, f).unwrap_or(Err(FlowError::Off))
 }
 
-/// As [`ask`]; a connection of which bytes are lost is reset.
+/// Asks the tracker to end a twin; a connection that has lost bytes is reset.
 fn finish(
     net: &NetPort,
     key: FlowKey,
@@ -125,7 +130,7 @@ fn finish(
 ) -> Result<(), FlowError> {
     let answer = ask(net, f);
     if answer == Err(FlowError::Broken) {
-        // Gone meanwhile: as well.
+        // A connection that is gone by now needs no reset.
         let _ = net.flow_reset(key, token);
     }
     answer

@@ -11,26 +11,28 @@ use frame::{Body, Frame, MAX_SLICES};
 /// Segments that wait for the TAP's next flush. With more the first are handed on earlier.
 const SLOTS: usize = 64;
 
-/// Bytes of a segment that are copied, so that it can wait until others are flushed with it: an Ethernet
-/// frame with its virtio-net header. Copying these costs a tenth of the system call that it saves. Longer
-/// ones, and those in guests' memory, are lent for as long as their sender is busy with its batch.
+/// Bytes of a segment that are copied, so that it can wait until others are flushed with it: an
+/// Ethernet frame with its virtio-net header. Copying these costs a tenth of the system call that
+/// it saves. Longer ones, and those in guests' memory, are lent for as long as their sender is busy
+/// with its batch.
 const SLOT_LEN: usize = 1536;
 
-/// Where the pieces of a frame are, only while it is queued.
+/// Addresses of the pieces of a frame, only while it is queued.
 struct Slices(Vec<IoSlice>);
 
 // SAFETY: addresses in it are used by the call that put them there, and by no other.
 unsafe impl Send for Slices {}
 
-/// The queue, and the TAP.
+/// Queue of segments for the twins of a port, with their TAP.
 pub(crate) struct TwinQueue {
     wire: Box<dyn Wire>,
     pub stats: Arc<QueueStats>,
     /// Copies that the wire reads from until it is flushed.
     slots: Box<[[u8; SLOT_LEN]]>,
     used: usize,
-    /// The pieces of one frame.
+    /// Pieces of one frame.
     slices: Slices,
+    /// A queued frame lies in memory of others.
     is_lent: bool,
 }
 
@@ -41,12 +43,12 @@ impl TwinQueue {
         Self { wire, stats, slots, used: 0, slices, is_lent: false }
     }
 
-    /// Whether something waits.
+    /// Whether frames wait.
     pub fn has_queued(&self) -> bool {
         self.used > 0
     }
 
-    /// Whether some of it lies in memory of others.
+    /// Whether one of them lies in memory of others.
     pub fn is_lent(&self) -> bool {
         self.is_lent
     }
@@ -80,8 +82,8 @@ impl TwinQueue {
             self.is_lent = true;
         }
         self.used += 1;
-        // SAFETY: the slot is not used again before `flush`, and stays where it is: it is boxed. The
-        // rest is the caller's promise.
+        // SAFETY: the slot is not used again before `flush`, and stays where it is: it is boxed.
+        // The rest is the caller's promise.
         let mut sent = unsafe { self.wire.send(slices) };
         if matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
             self.flush_wire();
@@ -109,12 +111,12 @@ impl TwinQueue {
         self.stats.drops[DropReason::WireError as usize].add(refused);
     }
 
-    /// The oldest frame of a twin's; it stays until [`Self::release`].
+    /// Returns the oldest frame of a twin's; it stays until [`Self::release`].
     pub fn receive(&mut self) -> Option<&[u8]> {
         self.wire.receive()
     }
 
-    /// That frame is not needed any more.
+    /// Gives that frame's buffer back.
     pub fn release(&mut self) {
         self.wire.release();
     }

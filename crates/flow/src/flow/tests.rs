@@ -54,7 +54,8 @@ fn a_reset_of_the_peer_is_told_in_each_phase() {
     assert_eq!((guest.seq, guest.ack), (THEIRS, ours(100)));
 }
 
-/// Who does not know the numbers can reset nothing (RFC 5961): the guest gets it, and judges.
+/// A stranger who does not know the numbers can reset nothing (RFC 5961): the guest gets it, and
+/// judges.
 #[test]
 fn a_blind_reset_is_not_believed() {
     let mut case = Scenario::piped(50);
@@ -230,7 +231,7 @@ fn selective_acknowledgements_are_the_guests_own() {
     assert_eq!(heard(110, 120), []);
 }
 
-/// What a guest sends by itself is remembered for the comparison of blocks only so far back.
+/// Bytes that a guest sends by itself are remembered for the comparison of blocks only so far back.
 #[test]
 fn blocks_are_known_after_gigabytes() {
     let mut case = Scenario::shifted(50);

@@ -123,7 +123,7 @@ fn all_else_is_not_read() {
     }
 }
 
-/// As on the wire: the error that a shifted guest would get without us.
+/// Error on the wire that a shifted guest would get without us.
 #[test]
 fn the_guests_numbers_are_its_own() {
     let mut case = Scenario::shifted(500);
@@ -146,7 +146,7 @@ fn the_guests_numbers_are_its_own() {
     }
 }
 
-/// What is behind a twin's bytes stands where the guest waits.
+/// Bytes behind a twin's stand where the guest waits.
 #[test]
 fn an_acknowledgement_of_the_twins_is_not_the_guests() {
     let mut case = Scenario::receiving(500);
@@ -214,7 +214,8 @@ proptest! {
         frame[place..place + 2].copy_from_slice(&(old ^ damage).to_be_bytes());
         let off_by = |frame: &[u8]| {
             let message = words(&frame[error.l4.offset..error.end]);
-            let before = if v6 { pseudo_sum(frame, error.l4, error.end - error.l4.offset) } else { 0 };
+            let len = error.end - error.l4.offset;
+            let before = if v6 { pseudo_sum(frame, error.l4, len) } else { 0 };
             (u64::from(message) + before) % 0xffff
         };
         let was = off_by(&frame);
@@ -226,7 +227,8 @@ proptest! {
             let ack = if tcp_len < 12 { ack } else { ack.wrapping_sub(receive) };
             let expected = quote(seq.wrapping_sub(send), ack);
             // Zero has two forms.
-            let is_zero = |f: &[u8]| [0, 0xffff].contains(&u16::from_be_bytes([f[place], f[place + 1]]));
+            let sum_at = |f: &[u8]| u16::from_be_bytes([f[place], f[place + 1]]);
+            let is_zero = |f: &[u8]| [0, 0xffff].contains(&sum_at(f));
             if !is_zero(&frame) {
                 prop_assert_eq!(frame, expected);
             }

@@ -26,17 +26,17 @@ pub struct End {
     /// Number of the first byte that it sends, and receives.
     pub first: u32,
     pub their_first: u32,
-    /// What it has to send; content and place are the same for all but the guest.
+    /// Bytes that it has to send; content and place are the same for all but the guest.
     pub written: Vec<u8>,
-    /// It closes when all is sent.
+    /// Whether it closes when all is sent.
     pub closes: bool,
     pub una: u32,
     pub nxt: u32,
-    /// It may send up to there.
+    /// End of the window up to which it may send.
     pub edge: u32,
     last_window_at: (i32, u32),
     timer: u32,
-    /// What came; `next` of it in order.
+    /// Bytes that came; `next` of them in order.
     pub came: Vec<Option<u8>>,
     pub next: u32,
     pub fin_at: Option<u32>,
@@ -78,7 +78,7 @@ impl End {
         }
     }
 
-    /// Where it is: written, acknowledged, sent, may send; received, end, not read.
+    /// State in one line: written, acknowledged, sent, may send; received, end, not read.
     pub fn brief(&self) -> String {
         let Self { name, una, nxt, edge, next, fin_at, unread, .. } = self;
         format!("{name} {} {una} {nxt} {edge} {next} {fin_at:?} {unread}", self.len())
@@ -153,7 +153,7 @@ impl End {
         out
     }
 
-    /// What it sends now. `stretch`: how long a resend may be.
+    /// Sends what it may now. `stretch`: how long a resend may be.
     pub fn tick(&mut self, stretch: usize) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         let sendable = self.len();

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use simulation::Simulation;
 
-/// What happens to the connection, one after the other.
+/// Event in the life of the connection; they come one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Part {
     /// The guest writes so many bytes, and a twin so many behind them.
@@ -30,7 +30,7 @@ pub(crate) struct Plan {
     pub v6: bool,
     pub timestamps: bool,
     pub sack: bool,
-    /// Whose SYN comes first.
+    /// Whether the guest's SYN comes first.
     pub guest_connects: bool,
     /// The guest's SYN is sent once more, and passes behind what the peer says first.
     pub syn_again: bool,

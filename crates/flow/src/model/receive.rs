@@ -57,13 +57,13 @@ impl Simulation {
         self.guest.next + twins
     }
 
-    /// Where in the peer's stream a byte of the guest's is.
+    /// Place in the peer's stream of a byte of the guest's.
     pub fn place_of_own(&self, at: u32) -> u32 {
         let before = self.stretches.iter().filter(|stretch| stretch.own <= at);
         at + before.map(|stretch| stretch.len).sum::<u32>()
     }
 
-    /// What the guest has is all that went to no twin, byte for byte.
+    /// Checks that the guest has all that went to no twin, byte for byte.
     pub fn check_stretches(&self) {
         let twins: u32 = self.stretches.iter().map(|stretch| stretch.len).sum();
         assert_eq!(self.guest.came.len() as u32 + twins, self.plan.peer_bytes);
@@ -73,7 +73,7 @@ impl Simulation {
         }
     }
 
-    /// As the journal is written.
+    /// Keeps a record, as the journal is written.
     pub fn note(&mut self) {
         let key = self.guest.key;
         let flow = self.flow();
@@ -201,7 +201,7 @@ impl Simulation {
         Stage::Idle
     }
 
-    /// What the port sends when a twin stops or goes; it may be lost.
+    /// Delivers what the port sends when a twin stops or goes; it may be lost.
     fn tell_both(&mut self, fin: Option<u32>) {
         if self.rng.chance(300) {
             return;

@@ -1,4 +1,4 @@
-//! Which part comes next, and the parts in which a twin sends.
+//! Choice of the part that comes next, and the parts in which a twin sends.
 
 use super::Part;
 use super::ends::{End, SCALE, content};

@@ -33,7 +33,7 @@ impl Rng {
     }
 }
 
-/// Where the pipe in hand is.
+/// Stage of the pipe in hand.
 pub enum Stage {
     Idle,
     /// The guest has bytes on their way: since when nothing was heard.
@@ -74,7 +74,7 @@ pub struct Simulation {
     pub pipes: Vec<(u32, u32)>,
     /// Stretches of the peer's stream that went to twins.
     pub stretches: Vec<Stretch>,
-    /// What the daemon noted last.
+    /// Record that the daemon noted last.
     pub noted: Option<Record>,
     pub parts: VecDeque<Part>,
     pub last_ts: Option<u32>,
@@ -422,7 +422,7 @@ impl Simulation {
         }
     }
 
-    /// Where in the whole stream the next byte is that somebody writes.
+    /// Place in the whole stream of the next byte that is written.
     pub fn next_place(&self) -> u32 {
         self.guest.written.len() as u32 + self.pipes.iter().map(|p| p.1).sum::<u32>()
     }

@@ -10,7 +10,7 @@ use crate::takeover::Resets;
 use crate::testing::{Build, Read, mirror, read, sacks};
 use crate::verdict::{Checksum, GuestVerdict};
 
-/// What a twin that receives gets whole.
+/// Shares where a twin that receives gets all.
 const WHOLE: Shares = Shares { guest: Share::Nothing, twin: Share::Whole };
 
 /// Place and length of what the peer sent, as somebody finds it.
@@ -49,7 +49,7 @@ fn the_stream_is_split_at_both_ends_of_the_twins_part() {
     assert_eq!((to, left.ack, left.window), (GuestVerdict::Pass, theirs(650), 1000));
 }
 
-/// What passed to the guest after the twin's numbers were taken is the guest's.
+/// Bytes that passed to the guest after the twin's numbers were taken are the guest's.
 #[test]
 fn the_twins_part_begins_behind_what_has_passed() {
     let mut case = Scenario::open(false);
@@ -157,7 +157,7 @@ fn the_guest_may_be_the_last() {
     assert!(case.flow.receive.twin.is_none());
 }
 
-/// Its agent has read what its kernel has not acknowledged: the connection is free for the next
+/// The agent has read what its kernel has not acknowledged: the connection is free for the next
 /// pipe at once, and an old acknowledgement changes nothing.
 #[test]
 fn the_agent_speaks_for_the_guest() {
@@ -461,8 +461,8 @@ fn after_a_restart_a_windows_worth_has_to_pass() {
     assert_eq!(taken.receive_seq, theirs(4620));
 }
 
-/// What allowed the peer to send counts as long as it may be on its way: from where the next twin's
-/// part begins depends on it.
+/// A window that the peer was told counts as long as it may be on its way: the beginning of the
+/// next twin's part depends on it.
 #[test]
 fn the_window_of_a_twin_outlives_it() {
     let mut case = Scenario::receiving(500);

@@ -57,7 +57,7 @@ fn parse(frame: &[u8]) -> Segment {
     Segment::parse(&frame[..frame.len().min(HEAD_LEN)], frame.len()).unwrap()
 }
 
-/// Whatever an edit may change.
+/// Change that an edit may make.
 #[derive(Debug, Clone)]
 struct Edits {
     seq: u32,
@@ -115,7 +115,11 @@ proptest! {
 
     /// A right checksum stays right, a wrong one as wrong as it was, and nothing else changes.
     #[test]
-    fn edits_keep_what_the_checksum_says(build in segments(), e in edits(), damage in any::<u16>()) {
+    fn edits_keep_what_the_checksum_says(
+        build in segments(),
+        e in edits(),
+        damage in any::<u16>(),
+    ) {
         let mut frame = build.frame();
         let segment = parse(&frame);
         let at = segment.offset() + 16;
@@ -164,7 +168,7 @@ proptest! {
         prop_assert_eq!(&frame[..len], &expected.frame()[..]);
     }
 
-    /// What is left has a sum to be filled in as a driver leaves it.
+    /// A trimmed segment has a sum to be filled in as a driver leaves it.
     #[test]
     fn a_trimmed_segment_has_a_partial_checksum(build in segments(), summed in any::<bool>()) {
         prop_assume!(build.payload.len() > 1);

@@ -137,7 +137,7 @@ fn accepted() -> FlowTable {
     table
 }
 
-/// It passes behind the peer's first words where its answer was lost, or was on its way.
+/// A SYN passes behind the peer's first words where its answer was lost, or was on its way.
 #[test]
 fn a_syn_that_is_sent_again_begins_nothing() {
     let later = |build| Build { options: timestamps(75, 80), macs: [[6; 6], [8; 6]], ..build };
@@ -289,7 +289,7 @@ fn a_shifted_connection_that_goes_on_is_noted_again() {
     assert_ne!(noted(), first);
 }
 
-/// Of a connection whose twin was lost before it had sent anything; the next daemon must not take a
+/// A connection whose twin was lost before it had sent anything: the next daemon must not take a
 /// new one for it.
 #[test]
 fn a_broken_connection_without_a_shift_is_remembered_so_long_and_no_longer() {
@@ -356,7 +356,7 @@ fn nothing_is_allocated_once_it_is_made() {
     }
 }
 
-/// What the module's limits say of it.
+/// Limits that the crate's text names.
 #[test]
 fn a_full_table_is_under_four_megabytes() {
     let per_flow = size_of::<Option<(FlowKey, Flow)>>();
@@ -391,7 +391,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever happens, one that is needed stays, with its shift, until its own SYN.
+    /// A connection that is needed stays, with its shift, until its own SYN, whatever happens.
     #[test]
     fn eviction_never_takes_a_needed_one(steps in steps(), max in 1..50_usize) {
         let mut table = FlowTable::new(max);
@@ -399,7 +399,10 @@ proptest! {
         for step in steps {
             now_ns += 1;
             let needed: Vec<_> = (0..60)
-                .filter_map(|n| table.get(&name(n)).map(|flow| (n, flow.is_needed(), may_go(flow, now_ns))))
+                .filter_map(|n| {
+                    let flow = table.get(&name(n))?;
+                    Some((n, flow.is_needed(), may_go(flow, now_ns)))
+                })
                 .filter(|(_, is_needed, may_go)| *is_needed && !may_go)
                 .map(|(n, ..)| n)
                 .collect();

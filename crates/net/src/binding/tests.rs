@@ -443,7 +443,7 @@ fn abuse_C3_learned_addresses_belong_to_the_first() {
     assert_eq!(lab.judge(0, &udp(mac(0), V4)), None);
 }
 
-/// keepalived moves a virtual IP and VRRP's MAC address while the old holder still lives.
+/// Moves a virtual IP and VRRP's MAC address as keepalived does, while the old holder still lives.
 #[test]
 fn abuse_N8_shared_addresses_move_between_the_ports_that_name_them() {
     const VRRP: [u8; 6] = [0, 0, 0x5e, 0, 1, 7];
@@ -577,7 +577,8 @@ fn abuse_N11_a_bound_port_sends_what_it_is_allowed_to() {
     assert_eq!(far.judge(0, &of_type(0x8847, &[0; 60])), None, "bound to its MAC address only");
 }
 
-/// What is behind its end is padding: the ports come with the second fragment, whatever stands there.
+/// Bytes behind its end are padding: the ports come with the second fragment, whatever stands
+/// there.
 #[test]
 fn abuse_N11_a_first_fragment_holds_its_headers() {
     let options = [17, 0, 1, 4, 0, 0, 0, 0];

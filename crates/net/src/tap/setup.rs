@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::NetError;
 use frame::{ETH_LEN, VNET_LEN};
 
-/// What the interface should be.
+/// Settings of the interface.
 #[derive(Debug, Clone, Default)]
 pub struct TapConfig {
     /// Interface name, at most 15 bytes; `%d` is replaced by a number.
@@ -121,8 +121,8 @@ fn set_offloads(file: &OwnedFd, wanted: bool) -> io::Result<bool> {
     Ok(uso)
 }
 
-/// Has an interface take packets of `mtu` bytes. Never fewer than it does already: others may use it.
-/// Returns the longest that it takes then.
+/// Has an interface take packets of `mtu` bytes. Never fewer than it does already: others may use
+/// it. Returns the longest that it takes then.
 pub fn raise_mtu(name: &str, mtu: u16) -> Result<u16, NetError> {
     let fail = |source| NetError::Tap { name: name.to_owned(), what: "setting its MTU", source };
     let socket = control_socket().map_err(fail)?;

@@ -1,4 +1,4 @@
-//! What a guest may try (ABUSE classes R3, R10, D1, C1, I; C3 is in `binding/tests.rs`).
+//! Attempts of a hostile guest (ABUSE classes R3, R10, D1, C1, I; C3 is in `binding/tests.rs`).
 #![allow(non_snake_case)]
 
 use base::counter::DropReason;
@@ -369,8 +369,8 @@ fn abuse_B2_frames_in_a_thousand_pieces_pass_and_those_in_too_many_are_dropped()
     assert_eq!(lab.guests[1].recv_all(0).len(), 1);
 }
 
-/// A receive buffer that cannot be filled goes back empty, in its turn; frames wait or are dropped as where
-/// there are no buffers.
+/// A receive buffer that cannot be filled goes back empty, in its turn; frames wait or are dropped
+/// as where there are no buffers.
 #[test]
 fn abuse_D4_receive_buffers_outside_memory_go_back_empty() {
     for layout in [Layout::Split, Layout::Packed] {

@@ -1,4 +1,4 @@
-//! Where a checksum may be placed (ABUSE C1, C3): it is written after the frame was judged.
+//! Places of a checksum (ABUSE C1, C3): it is written after the frame was judged.
 #![allow(non_snake_case)]
 
 use std::net::IpAddr;
@@ -112,8 +112,8 @@ fn abuse_C1_checksum_placed_in_a_neighbour_message() {
     assert_eq!(judge(&mut lab, &eth, 54, 2), None);
 }
 
-/// What Linux sends: at the transport header, also behind tags and IPv6 extension headers, and at
-/// the inner one of a tunnel.
+/// Places that Linux uses: at the transport header, also behind tags and IPv6 extension headers,
+/// and at the inner one of a tunnel.
 #[test]
 fn checksums_at_the_transport_header_pass() {
     let mut lab = lab();

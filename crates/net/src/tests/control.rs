@@ -285,7 +285,7 @@ fn a_pause_keeps_what_the_driver_asked_for_and_a_new_driver_begins_anew() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is asked is answered, and the port lives.
+    /// Any request is answered, and the port lives.
     #[test]
     fn abuse_N2_any_request_is_answered(
         requests in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..80), 1..20),

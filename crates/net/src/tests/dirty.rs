@@ -1,4 +1,4 @@
-//! What a receive queue writes is marked dirty while a migration logs (ABUSE P11), and a memory
+//! Marks of a receive queue in the dirty log while a migration runs (ABUSE P11), and a memory
 //! table that was replaced is let go.
 #![allow(non_snake_case)]
 

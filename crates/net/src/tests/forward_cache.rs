@@ -1,4 +1,4 @@
-//! What is remembered of a port's last frames never changes a verdict: a switch that remembers and
+//! Memory of a port's last frames, which never changes a verdict: a switch that remembers and
 //! one that is made to forget before every frame do the same with the same frames.
 
 use base::counter::DropReason;

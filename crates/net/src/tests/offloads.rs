@@ -23,7 +23,7 @@ fn prepared(v6: bool, udp: bool, len: usize, size: u16) -> (Vec<u8>, Vnet) {
     (bytes, vnet)
 }
 
-/// What a driver writes before a frame; `hdr_len` is a lie.
+/// Header that a driver writes before a frame; `hdr_len` is a lie.
 fn written(vnet: Vnet) -> [u8; 12] {
     Vnet { hdr_len: 0xffff, ..vnet }.to_bytes(0)
 }

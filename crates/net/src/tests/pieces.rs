@@ -9,7 +9,7 @@ use crate::features;
 use crate::port::MIN_CHARGE_BYTES;
 use crate::testing::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload};
 
-/// What guest 0's last batch was charged for a frame.
+/// Charge for a frame of guest 0's last batch.
 fn mean_cost(lab: &mut Lab) -> u64 {
     lab.port(0).tx[0].as_ref().unwrap().mean_cost
 }
@@ -71,8 +71,8 @@ fn abuse_R10_receive_buffers_in_many_pieces_end_a_round() {
     assert_eq!(lab.poll() as u64, (128_u64 << 10).div_ceil(next));
 }
 
-/// What drivers do costs nothing beyond bytes and frames: 64 KiB sent in 19 pieces, received in
-/// mergeable buffers of 1,526 bytes or in 19 pieces, and small frames in such buffers.
+/// Buffers as drivers use them cost nothing beyond bytes and frames: 64 KiB sent in 19 pieces,
+/// received in mergeable buffers of 1,526 bytes or in 19 pieces, and small frames in such buffers.
 #[test]
 fn usual_drivers_are_not_charged_for_pieces() {
     let whole = Spec { features: MODERN & !features::MRG_RXBUF, ..Spec::default() };

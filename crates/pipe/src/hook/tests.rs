@@ -27,7 +27,7 @@ pub fn wired(bytes: &[u8]) -> Vec<u8> {
     [&no_offload()[..], bytes].concat()
 }
 
-/// What pipes were told.
+/// Events that pipes were told.
 #[derive(Default)]
 pub struct Told(Mutex<Vec<(u64, FlowEvent)>>);
 
@@ -66,7 +66,7 @@ impl PipeLab for Lab {
     }
 }
 
-/// What pipes do from other threads ([`crate::NetFlows`]); their token is 1 unless it is said.
+/// Requests of pipes from other threads ([`crate::NetFlows`]); their token is 1 unless it is said.
 pub struct Flows<'a> {
     lab: &'a mut Lab,
     guest: usize,
@@ -144,7 +144,7 @@ impl Flows<'_> {
         self.ask(|tracker, notices| tracker.reset(key, token, notices))
     }
 
-    /// As if its peer had answered.
+    /// Notes that the peer has been heard, as if it had answered.
     pub fn hear(&mut self, key: &FlowKey) {
         self.ask(|tracker, _| tracker.pretend_heard(key));
     }
@@ -276,7 +276,7 @@ impl Rig {
         self.lab.poll();
     }
 
-    /// What came since the last time: to the guest, to the peer, to the twin.
+    /// Frames that came since the last time: to the guest, to the peer, to the twin.
     pub fn arrived(&mut self) -> [Vec<Vec<u8>>; 3] {
         let sent = |model: &Arc<Mutex<Model>>| {
             let sent = std::mem::take(&mut model.lock().unwrap().sent);

@@ -1,4 +1,4 @@
-//! What guests, peers and whatever else is in a twin's namespace may try (ABUSE class C3 and R10).
+//! Attempts of guests, peers and others in a twin's namespace (ABUSE class C3 and R10).
 #![allow(non_snake_case)]
 
 use std::io;
@@ -37,8 +37,8 @@ fn abuse_C3_another_vm_cannot_send_on_a_flow() {
         rig.guest_frame(1, &no_offload(), &forged.frame());
         assert_eq!(rig.lab.drops(1, DropReason::Spoofed), 1);
         assert_eq!(rig.arrived(), NOTHING);
-        // With its own MAC address and the other's IP address: only where IP addresses are not bound,
-        // and then as anybody's frame: as it is.
+        // With its own MAC address and the other's IP address: only where IP addresses are not
+        // bound, and then as anybody's frame: as it is.
         let forged = Build { macs: [OUTSIDE, mac(1)], ..forged }.frame();
         rig.guest_frame(1, &no_offload(), &forged);
         let left = if bind == BindMode::Mac { vec![forged] } else { vec![] };

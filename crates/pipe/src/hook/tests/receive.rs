@@ -107,7 +107,7 @@ fn a_pipe(mut rig: Rig) {
     assert_eq!((came.seq, came.payload), (theirs(100), stretch(3100, 3180)));
 }
 
-/// As they are, with what is left open in them; cut where the twin's part ends.
+/// Frames pass as they are, with what is left open in them; cut where the twin's part ends.
 #[test]
 fn super_packets_reach_the_twin_in_one_piece() {
     for v6 in [false, true] {
@@ -273,7 +273,7 @@ fn the_guest_is_told_that_its_peer_has_closed() {
     assert_eq!(rig.only(PEER).ack, theirs(801));
 }
 
-/// It waits with its acknowledgement for company.
+/// The guest waits with its acknowledgement for company.
 #[test]
 fn a_guest_that_is_behind_is_asked() {
     let mut rig = Rig::outside();

@@ -233,7 +233,8 @@ fn offloads_work_with_twins_and_shifts() {
             payload
         };
         assert_eq!(collect(&rig.arrived()[PEER], ours(100)), sent.payload);
-        // From the guest: old and new bytes in one super-packet. The old ones are less than a segment.
+        // From the guest: old and new bytes in one super-packet. The old ones are less than a
+        // segment.
         let sent = rig.of_guest(ACK | PSH, ours(0), theirs(0), 3000);
         for size in [50, 1000] {
             let (vnet, bytes) = partial(&sent.frame(), v6, size);
