@@ -45,7 +45,7 @@ fn hear(bytes: &[u8]) {
     let _ = std::io::Write::write(&mut &theirs, bytes);
     theirs.shutdown(Shutdown::Write).expect("a socket");
     assert!(line.read().is_err());
-    line.lose();
+    line.fail_calls();
     for call in calls {
         let events: Vec<_> = std::iter::from_fn(|| call.next()).collect();
         let is_last =
