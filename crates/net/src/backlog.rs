@@ -228,7 +228,7 @@ fn put_whole(backlog: &mut Backlog, lane: usize, frame: &Frame<'_>) -> (u64, u64
     }
 }
 
-/// Puts a frame into a backlog as [`put`] does, in the pieces that the receiver takes.
+/// Puts a frame into a backlog as [`put_whole`] does, in the pieces that the receiver takes.
 fn put_segments(
     backlog: &mut Backlog,
     lane: usize,

@@ -198,7 +198,7 @@ impl Hooks {
         Self { queued: list(), lent: list(), outbox: Outbox::new() }
     }
 
-    /// Whether any has.
+    /// Whether any hook has queued something.
     #[inline]
     pub fn has_queued(&self) -> bool {
         !self.queued.is_empty()

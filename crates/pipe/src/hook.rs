@@ -100,7 +100,7 @@ impl PortHook for PipeHook {
             self.twins.release();
             return Polled::Consumed;
         }
-        // The same frame as before: `head` borrowed it only for the check.
+        // The same frame again: it was borrowed only until the tracker was asked.
         match self.twins.receive() {
             Some(bytes) => Polled::Frame(&bytes[start..]),
             None => Polled::Nothing,
