@@ -2,36 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
-use crate::cases;
-use crate::demo;
-use crate::error::BenchError;
-use crate::events::output::Results as EventsResults;
-use crate::machine;
-use crate::output::write_all;
-use crate::progress::Progress;
-use crate::report::{self, Context};
-use crate::results::Results;
-use crate::runner::{Outcome, Plan, compare};
-use crate::summary;
-use crate::table::{self, Section};
-
-mod channels;
-mod consolidate;
-mod events;
-mod modules;
-mod peers;
-mod pipes;
-mod shares;
-mod vms;
-
-use vms::VmArgs;
-
-/// Exit code of a run that completed with a case below its floor.
-pub const EXIT_MISSED: u8 = 3;
+use crate::harness::error::BenchError;
+use crate::harness::results::Results;
+use crate::harness::table::{self, Section};
+use crate::harness::{suite, summary};
+use crate::suites::events::output::Results as EventsResults;
+use crate::suites::{channels, consolidate, demo, events, idle, modules, peers, pipes, shares};
 
 #[derive(Parser)]
 #[command(name = "bench", version, about = "Compares Millrace with its peers on this machine")]
@@ -45,45 +24,45 @@ enum Command {
     /// Boot four VMs, two on Millrace and two on QEMU's own devices, and compare them.
     ///
     /// Exit code: 0 complete, 1 something failed, 2 usage, 3 complete and a floor was missed.
-    Demo(DemoArgs),
+    Demo(demo::command::DemoArgs),
     /// Run our back end and its peers in turns under one front end, without VMs.
     ///
     /// Exit code: as `demo`.
-    Peers(peers::PeersArgs),
+    Peers(peers::command::PeersArgs),
     /// Count exits, interrupts, wake-ups and system calls per request on real VMs.
     ///
     /// Exit code: 0 complete, 1 something failed, 2 usage; there are no floors.
-    Events(events::EventsArgs),
+    Events(events::command::EventsArgs),
     /// Load eight VMs unevenly, on one sidecore and on QEMU's main loops and disk threads, and compare.
     ///
     /// Exit code: as `events`.
-    Consolidate(consolidate::ConsolidateArgs),
+    Consolidate(consolidate::command::ConsolidateArgs),
     /// Many VMs on one sidecore: does each get what is due to it?
     ///
     /// Exit code: as `demo`.
-    Shares(shares::SharesArgs),
+    Shares(shares::command::SharesArgs),
     /// What ports cost that do nothing, and what remains of those that go.
     ///
     /// Exit code: as `demo`.
-    Idle(shares::IdleArgs),
+    Idle(idle::command::IdleArgs),
     /// Files from a VM that shares its CPU, by pipes, sendfile and read-write, and from web servers.
     ///
     /// Exit code: as `demo`.
-    Pipes(pipes::PipesArgs),
+    Pipes(pipes::command::PipesArgs),
     /// Two guests of one host, by the channel and by everything else.
     ///
     /// Exit code: as `demo`.
-    Channels(channels::ChannelsArgs),
+    Channels(channels::command::ChannelsArgs),
     /// A database in a guest inserts rows: its table store in the host, in the guest, and other engines.
     ///
     /// Exit code: as `demo`.
-    Modules(modules::ModulesArgs),
+    Modules(modules::command::ModulesArgs),
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
-    Tap(peers::TapArgs),
+    Tap(peers::command::TapArgs),
     /// DPDK's virtio-user driver as the front end of `peers`.
     #[command(hide = true)]
-    VirtioUser(peers::VirtioUserArgs),
+    VirtioUser(peers::command::VirtioUserArgs),
     /// Print the table of an earlier run, or put it into a document.
     Table {
         /// Result file.
@@ -115,64 +94,20 @@ enum Command {
     },
 }
 
-#[derive(Args)]
-struct DemoArgs {
-    /// Rounds that count; one more is run first and thrown away.
-    #[arg(long, default_value_t = 17, value_parser = clap::value_parser!(u32).range(1..=99))]
-    rounds: u32,
-    /// Seconds of each load (0.2 to 60).
-    #[arg(long, default_value = "0.7", value_parser = seconds)]
-    secs: Duration,
-    /// Only these cases.
-    #[arg(long, value_delimiter = ',')]
-    cases: Vec<String>,
-    /// Three rounds of 0.8 s: to see that it works, not to measure.
-    #[arg(long, conflicts_with_all = ["rounds", "secs"])]
-    quick: bool,
-    #[command(flatten)]
-    vms: VmArgs,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let secs: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
-    if !(0.2..=60.0).contains(&secs) {
-        return Err(format!("{secs} s; 0.2 to 60 allowed"));
-    }
-    Ok(Duration::from_secs_f64(secs))
-}
-
-impl DemoArgs {
-    fn plan(&self) -> Plan {
-        let (rounds, length) =
-            if self.quick { (3, Duration::from_millis(800)) } else { (self.rounds, self.secs) };
-        Plan { rounds, length }
-    }
-
-    /// The names asked for, in the order in which cases run; all when none is.
-    fn names(&self) -> Result<Vec<&'static str>, BenchError> {
-        let known = cases::NAMES;
-        if let Some(name) = self.cases.iter().find(|n| !known.contains(&n.as_str())) {
-            return Err(BenchError::UnknownCase { name: name.clone(), known: known.join(", ") });
-        }
-        let wanted = |n: &&str| self.cases.is_empty() || self.cases.iter().any(|c| c == n);
-        Ok(known.into_iter().filter(wanted).collect())
-    }
-}
-
 /// Runs the command; what `main` does.
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Demo(args) => run_demo(&args),
-        Command::Peers(args) => peers::run(&args),
-        Command::Events(args) => events::run(&args).map(|()| 0),
-        Command::Consolidate(args) => consolidate::run(&args).map(|()| 0),
-        Command::Shares(args) => shares::run(&args),
-        Command::Idle(args) => shares::idle(&args),
-        Command::Pipes(args) => pipes::run(&args),
-        Command::Channels(args) => channels::run(&args),
-        Command::Modules(args) => modules::run(&args),
-        Command::Tap(args) => peers::tap(&args).map(|()| 0),
-        Command::VirtioUser(args) => peers::virtio_user(&args).map(|()| 0),
+        Command::Demo(args) => suite::run(&args),
+        Command::Peers(args) => suite::run(&args),
+        Command::Events(args) => suite::run(&args),
+        Command::Consolidate(args) => suite::run(&args),
+        Command::Shares(args) => suite::run(&args),
+        Command::Idle(args) => suite::run(&args),
+        Command::Pipes(args) => suite::run(&args),
+        Command::Channels(args) => suite::run(&args),
+        Command::Modules(args) => suite::run(&args),
+        Command::Tap(args) => peers::command::tap(&args).map(|()| 0),
+        Command::VirtioUser(args) => peers::command::virtio_user(&args).map(|()| 0),
         Command::Table { from, document, section, markdown } => {
             print_table(&from, document.as_deref(), section, markdown).map(|()| 0)
         }
@@ -213,107 +148,13 @@ fn print_table(
     Ok(())
 }
 
-fn run_demo(args: &DemoArgs) -> Result<u8, BenchError> {
-    let (names, plan) = (args.names()?, args.plan());
-    let commit = machine::commit(Path::new("."));
-    let mut progress = Progress::stderr();
-    let setup = demo::Setup::new(args.vms.kernel()?, args.vms.millrace()?, &args.vms.out);
-    let bed = demo::Bed::boot(&setup, &mut progress)?;
-    let modes = bed.modes();
-    let mut all = Vec::new();
-    for name in names {
-        all.push(cases::make(name, &bed, &modes)?);
-    }
-    let outcome = compare(&mut all, &bed, plan, &mut progress);
-    drop(all);
-    let mut setup = bed.setup_text();
-    setup.push(format!(
-        "{} rounds of {:.1} s each, after one thrown away.",
-        plan.rounds,
-        plan.length.as_secs_f64()
-    ));
-    drop(bed);
-    let context = Context { setup, took_s: progress.elapsed().as_secs_f64() };
-    let (results, written) =
-        write_all(&args.vms.out, machine::machine(), commit, &outcome, &context)?;
-    println!("\n{}", table::terminal(Section::Demo, &results));
-    for path in written {
-        progress.step(&format!("wrote {}", path.display()));
-    }
-    Ok(verdict(&outcome, &mut progress))
-}
-
-/// Says what was lost, what failed and what was missed; returns the exit code.
-fn verdict(outcome: &Outcome, progress: &mut Progress) -> u8 {
-    for loss in outcome.rounds.iter().flat_map(report::losses_of) {
-        progress.step(&loss);
-    }
-    for (case, why) in outcome.failed() {
-        progress.step(&format!("FAILED {case}: {why}"));
-    }
-    for row in outcome.rows.iter().filter(|r| r.missed()) {
-        let floor = row.target.unwrap_or_default();
-        progress.step(&format!("BELOW FLOOR {}: {:.2}× of {floor:.1}×", row.case, row.ratio));
-    }
-    match (outcome.failed().is_empty(), outcome.missed().is_empty()) {
-        (false, _) => 1,
-        (true, false) => EXIT_MISSED,
-        (true, true) => 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runner::CaseRounds;
-    use crate::samples;
-
-    fn demo(args: &[&str]) -> Result<DemoArgs, String> {
-        let all = ["bench", "demo"].iter().chain(args);
-        match Cli::try_parse_from(all).map_err(|e| e.to_string())?.command {
-            Command::Demo(args) => Ok(args),
-            _ => unreachable!(),
-        }
-    }
 
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn limits_are_kept_and_told() {
-        let e = |args: &[&str]| demo(args).err().unwrap();
-        assert!(e(&["--rounds", "0"]).contains("1..=99"));
-        assert!(e(&["--secs", "0.1"]).contains("0.2 to 60 allowed"));
-        assert!(e(&["--secs", "NaN"]).contains("allowed"));
-        assert!(e(&["--quick", "--rounds", "3"]).contains("cannot be used with"));
-        assert_eq!(demo(&["--quick"]).unwrap().plan().rounds, 3);
-        assert_eq!(demo(&[]).unwrap().plan().rounds, 17);
-    }
-
-    #[test]
-    fn cases_run_in_their_own_order_and_unknown_ones_are_told() {
-        let names = |list: &str| demo(&["--cases", list]).unwrap().names();
-        assert_eq!(names("udp_rr,tcp_rr").unwrap(), ["tcp_rr", "udp_rr"]);
-        assert_eq!(demo(&[]).unwrap().names().unwrap(), cases::NAMES);
-        assert!(names("tcp_rr,nope").unwrap_err().to_string().contains("named nope"));
-    }
-
-    #[test]
-    fn exit_codes_tell_complete_missed_and_failed() {
-        let mut quiet = Progress::to(Box::new(std::io::sink()), false);
-        let mut rows = samples::results().rows;
-        let mut code = |rows: &[crate::results::Row], failed: Option<&str>| {
-            let case = "x".to_string();
-            let failed = failed.map(Into::into);
-            let rounds = vec![CaseRounds { case, failed, ..Default::default() }];
-            verdict(&Outcome { rows: rows.to_vec(), rounds }, &mut quiet)
-        };
-        assert_eq!(code(&rows, None), EXIT_MISSED);
-        assert_eq!(code(&rows, Some("guest died")), 1);
-        rows.retain(|r| !r.missed());
-        assert_eq!(code(&rows, None), 0);
     }
 }

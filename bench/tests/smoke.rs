@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use bench::cases::{self, Modes, Shell};
-use bench::cpu::Accounts;
-use bench::error::BenchError;
-use bench::output::write_all;
-use bench::progress::Progress;
-use bench::report::Context;
-use bench::results::{Machine, Results};
-use bench::runner::{Bed, Plan, Side, compare};
+use bench::harness::cpu::Accounts;
+use bench::harness::error::BenchError;
+use bench::harness::progress::Progress;
+use bench::harness::report::Context;
+use bench::harness::results::{Machine, Results};
+use bench::harness::runner::{Bed, Plan, Side, compare};
+use bench::suites::demo::cases::{self, Modes, Shell};
+use bench::suites::demo::output::write_all;
 
 /// Ours is twice the peer, in every program's own words; sequential reads fail on the peer.
 struct Pretend;

@@ -1,0 +1,252 @@
+//! Guests of one side: small VMs on Millrace's devices, or on QEMU's own.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lab::{
+    Aio, CacheMode, Daemon, Disk, Guest, GuestBuilder, ImageBuilder, KernelChoice, Lab, Net, Vm,
+};
+
+use crate::harness::error::BenchError;
+use crate::harness::folder::Folder;
+use crate::harness::host::Thread;
+
+/// Bytes of each disk image: as much as the guest's memory, read past both page caches.
+pub const DISK_LEN_BYTES: u64 = 128 << 20;
+/// Time for a guest to boot, on a busy machine with many of them.
+const READY: Duration = Duration::from_secs(120);
+/// Time for a server to listen, on a machine busy with many guests.
+const LISTEN: Duration = Duration::from_secs(30);
+/// Guests that boot at once: more take longer together than one after the other.
+const BOOT_AT_ONCE: usize = 2;
+
+/// Who serves the devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Devices {
+    /// A daemon with these lines in its `[sidecore]` table.
+    Millrace {
+        /// For example `spin_us = 0`.
+        sidecore: String,
+    },
+    /// virtio-net on TAP and bridge, in QEMU's main loop; virtio-blk with a thread of its own.
+    Qemu,
+}
+
+/// What all fleets share.
+pub struct Base<'a> {
+    /// The session.
+    pub lab: &'a Lab,
+    /// Kernel of all guests.
+    pub kernel: KernelChoice,
+    /// Our daemon.
+    pub millrace: &'a Path,
+    /// Where disks are made.
+    pub disks: &'a Folder,
+}
+
+/// Running guests. They go when this is dropped, and the daemon with them.
+pub struct Fleet {
+    guests: Vec<Guest>,
+    daemon: Option<Daemon>,
+}
+
+/// Address of a guest by its number; every fleet has a network of its own.
+pub fn address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::from(0x0a00_0001 + number as u32)
+}
+
+impl Fleet {
+    /// Boots `disks.len()` guests; those marked have a disk. `name` is at most eight letters and
+    /// told apart from other fleets.
+    pub fn boot(
+        base: &Base,
+        name: &str,
+        devices: &Devices,
+        disks: &[bool],
+    ) -> Result<Fleet, BenchError> {
+        let image = |i: usize| base.disks.image(&format!("{name}{i}.raw"), DISK_LEN_BYTES);
+        let images = disks
+            .iter()
+            .enumerate()
+            .map(|(i, yes)| yes.then(|| image(i)).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
+        let daemon = match devices {
+            Devices::Millrace { sidecore } => Some(start_daemon(base, name, sidecore, &images)?),
+            Devices::Qemu => {
+                bridge(base.lab, name, disks.len())?;
+                None
+            }
+        };
+        let mut fleet = Fleet { guests: Vec::new(), daemon };
+        for (i, image) in images.iter().enumerate() {
+            let guest = fleet.describe(base, name, i, image.as_deref());
+            fleet.guests.push(guest.start(base.lab).map_err(|e| failed(name, e))?);
+            if (i + 1) % BOOT_AT_ONCE == 0 || i + 1 == images.len() {
+                let from = fleet.guests.len().saturating_sub(BOOT_AT_ONCE);
+                for guest in &fleet.guests[from..] {
+                    guest.wait_ready(READY).map_err(|e| failed(guest.name(), e))?;
+                }
+            }
+        }
+        Ok(fleet)
+    }
+
+    fn describe(&self, base: &Base, name: &str, i: usize, image: Option<&Path>) -> GuestBuilder {
+        let vm = format!("{name}{i}");
+        let net = match &self.daemon {
+            Some(daemon) => Net::vhost_user(daemon.socket(&vm, "net0")).into(),
+            None => Net::tap(tap(name, i)),
+        };
+        let guest = Guest::builder(&vm)
+            .kernel(base.kernel)
+            .image(ImageBuilder::default())
+            .net(net)
+            .address(format!("{}/24", address(i)));
+        match (image, &self.daemon) {
+            (None, _) => guest,
+            (Some(_), Some(daemon)) => guest.disk(Disk::vhost_user(daemon.socket(&vm, "disk0"))),
+            (Some(image), None) => {
+                let mut disk = Disk::file(image);
+                disk.cache = CacheMode::None;
+                disk.aio = Aio::IoUring;
+                guest.disk(disk)
+            }
+        }
+    }
+
+    /// A guest by its number.
+    pub fn guest(&self, number: usize) -> Result<&Guest, BenchError> {
+        let none = || BenchError::lab(format!("guest {number}"), "there are fewer");
+        self.guests.get(number).ok_or_else(none)
+    }
+
+    /// The guests.
+    pub fn guests(&self) -> &[Guest] {
+        &self.guests
+    }
+
+    /// The daemon, where there is one.
+    pub fn daemon(&self) -> Option<&Daemon> {
+        self.daemon.as_ref()
+    }
+
+    /// All processes: QEMU's and the daemon.
+    pub fn pids(&self) -> Vec<u32> {
+        let guests = self.guests.iter().map(Guest::pid);
+        guests.chain(self.daemon.as_ref().map(Daemon::pid)).collect()
+    }
+
+    /// See [`serve`].
+    pub fn serve(&self, number: usize, tool: &str) -> Result<(), BenchError> {
+        serve(self.guest(number)?, tool)
+    }
+
+    /// Runs a tool on a guest and reads the JSON that it prints last.
+    pub fn tool(
+        &self,
+        number: usize,
+        script: &str,
+        time: Duration,
+    ) -> Result<serde_json::Value, BenchError> {
+        let guest = self.guest(number)?;
+        let answer = guest.run_for(script, time).and_then(lab::Output::json);
+        answer.map_err(|e| BenchError::lab(format!("{script} on {}", guest.name()), e))
+    }
+
+    /// QEMU's main loops.
+    pub fn main_loops(&self) -> Vec<Thread> {
+        self.guests.iter().map(|g| Thread { pid: g.pid(), tid: g.pid() }).collect()
+    }
+
+    /// QEMU's threads for disks, of all guests. Empty where the daemon serves them.
+    pub fn disk_threads(&self) -> Result<Vec<Thread>, BenchError> {
+        let mut all = Vec::new();
+        for guest in &self.guests {
+            let answer = guest.qmp("query-iothreads", serde_json::json!({}));
+            let answer = answer.map_err(|e| BenchError::lab("ask for QEMU's I/O threads", e))?;
+            let ids = answer.as_array().into_iter().flatten();
+            all.extend(ids.filter_map(|t| {
+                let tid = u32::try_from(t["thread-id"].as_u64()?).ok()?;
+                Some(Thread { pid: guest.pid(), tid })
+            }));
+        }
+        Ok(all)
+    }
+
+    /// The daemon's polling threads.
+    pub fn sidecores(&self) -> Result<Vec<Thread>, BenchError> {
+        self.daemon
+            .as_ref()
+            .map_or(Ok(Vec::new()), |d| crate::harness::host::named(d.pid(), "sidecore-"))
+    }
+}
+
+/// Starts a server of the agent's tools on a guest and waits until it listens.
+pub fn serve(guest: &Guest, tool: &str) -> Result<(), BenchError> {
+    let failed = |e| BenchError::lab(format!("{tool} on {}", guest.name()), e);
+    let mut running = guest.spawn(tool).map_err(failed)?;
+    // Dropping it afterwards leaves the command running.
+    running.wait_line("listening", LISTEN).map_err(failed)?;
+    Ok(())
+}
+
+/// QEMU's threads for the guest's CPUs.
+pub fn vcpus(guest: &Guest) -> Result<Vec<u32>, BenchError> {
+    let answer = guest.qmp("query-cpus-fast", serde_json::json!({}));
+    let answer = answer.map_err(|e| BenchError::lab("ask for QEMU's threads", e))?;
+    let tid = |cpu: &serde_json::Value| u32::try_from(cpu["thread-id"].as_u64()?).ok();
+    let found: Option<Vec<u32>> = answer.as_array().and_then(|all| all.iter().map(tid).collect());
+    found
+        .filter(|tids| !tids.is_empty())
+        .ok_or_else(|| BenchError::lab("ask for QEMU's threads", format!("{answer}")))
+}
+
+fn failed(name: &str, error: impl std::fmt::Display) -> BenchError {
+    BenchError::lab(format!("boot {name}"), error)
+}
+
+fn tap(fleet: &str, number: usize) -> String {
+    format!("{fleet}t{number}")
+}
+
+fn bridge(lab: &Lab, name: &str, taps: usize) -> Result<(), BenchError> {
+    let bridge = format!("{name}br");
+    let made = lab
+        .net()
+        .bridge(&bridge)
+        .and_then(|()| (0..taps).try_for_each(|i| lab.net().tap(&tap(name, i), Some(&bridge))));
+    made.map_err(|e| BenchError::lab("make a bridge with TAP devices", e))
+}
+
+fn start_daemon(
+    base: &Base,
+    name: &str,
+    sidecore: &str,
+    images: &[Option<PathBuf>],
+) -> Result<Daemon, BenchError> {
+    let mut daemon =
+        Daemon::builder(name).binary(base.millrace).sidecore(sidecore).switch("lan", "");
+    for (i, image) in images.iter().enumerate() {
+        let mut vm = Vm::new(&format!("{name}{i}"), "").net("net0", "switch = \"lan\"");
+        if let Some(path) = image {
+            let disk = format!("format = \"raw\"\npath = {:?}\ndirect = true", path.display());
+            vm = vm.disk("disk0", &disk);
+        }
+        daemon = daemon.vm(vm);
+    }
+    daemon.start(base.lab).map_err(|e| BenchError::lab("start the daemon", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_have_addresses_in_order() {
+        assert_eq!(address(0), Ipv4Addr::new(10, 0, 0, 1));
+        assert_eq!(address(7), Ipv4Addr::new(10, 0, 0, 8));
+        // Linux takes interface names of up to 15 letters.
+        assert!(tap("qemu", 7).len() <= 15);
+    }
+}

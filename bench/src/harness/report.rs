@@ -1,0 +1,302 @@
+//! The report: one HTML file that needs nothing else, readable in light and dark.
+
+use std::fmt::Write as _;
+
+use crate::harness::results::Results;
+use crate::harness::runner::{CaseRounds, Outcome};
+use crate::harness::stats::spread;
+use crate::harness::svg::{self, escape};
+use crate::harness::table::{floor_text, number, quantity, verdict};
+
+/// Share of the machine used by strangers above which a round is called disturbed.
+pub const FOREIGN_LIMIT: f64 = 0.15;
+
+const STYLE: &str = "
+:root{color-scheme:light dark;--fg:#1b2328;--bg:#fff;--soft:#5c6870;--line:#dde3e7;--bad:#b3261e;--good:#1d7a6c}
+@media(prefers-color-scheme:dark){:root{--fg:#e6ebee;--bg:#151a1e;--soft:#9aa7af;--line:#2b343a;--bad:#f2917f;--good:#5cc8b8}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:960px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin-top:2rem}
+p.soft,td.soft,.soft{color:var(--soft)}.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.92rem}
+th,td{text-align:left;padding:.35rem .7rem;border-bottom:1px solid var(--line);vertical-align:top}
+td.n,th.n{text-align:right;white-space:nowrap}.bad{color:var(--bad)}.good{color:var(--good)}
+svg{max-width:100%;height:auto;margin:.5rem 0}code{font-size:.92em}";
+
+/// What the report says beside the numbers.
+#[derive(Debug, Clone, Default)]
+pub struct Context {
+    /// How both sides were built, one sentence each.
+    pub setup: Vec<String>,
+    /// How long the whole run took, seconds.
+    pub took_s: f64,
+}
+
+/// The whole page.
+pub fn html(results: &Results, outcome: &Outcome, context: &Context) -> String {
+    let mut page = head(results, context.took_s, &headline(results, outcome));
+    page.push_str(&table(results));
+    page.push_str(&svg::ratios(results));
+    page.push_str(&svg::cpu(results));
+    page.push_str(&lost(results, outcome));
+    page.push_str(&how(context));
+    page.push_str(&all_rounds(&outcome.rounds));
+    page.push_str(TAIL);
+    page
+}
+
+/// The end of every page.
+pub(crate) const TAIL: &str = "</body></html>\n";
+
+/// The start of every page, down to its first sentence.
+pub(crate) fn head(results: &Results, took_s: f64, headline: &str) -> String {
+    let m = &results.machine;
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+         <title>Millrace comparison</title><style>{STYLE}</style></head><body>\n\
+         <h1>Millrace against its peers</h1>\n\
+         <p class=\"soft\">{}, {} cores, Linux {}, commit <code>{}</code>, {:.0} s</p>\n<p>{}</p>\n",
+        escape(&m.cpu),
+        m.cores,
+        escape(&m.kernel),
+        escape(&results.commit),
+        took_s,
+        escape(headline),
+    )
+}
+
+/// A heading and a list of sentences.
+pub(crate) fn list<S: AsRef<str>>(title: &str, items: impl IntoIterator<Item = S>) -> String {
+    let mut out = format!("<h2>{}</h2>\n<ul>\n", escape(title));
+    for item in items {
+        let _ = writeln!(out, "<li>{}</li>", escape(item.as_ref()));
+    }
+    out.push_str("</ul>\n");
+    out
+}
+
+fn headline(results: &Results, outcome: &Outcome) -> String {
+    let (rows, missed) = (results.rows.len(), outcome.missed());
+    let with_floor = results.rows.iter().filter(|r| r.target.is_some()).count();
+    let mut text = format!(
+        "{} of {with_floor} floors reached; faster than the peer in {} of {rows} cases.",
+        with_floor - missed.len(),
+        results.rows.iter().filter(|r| r.ratio > 1.0).count(),
+    );
+    if !outcome.failed().is_empty() {
+        let _ = write!(text, " {} did not complete.", outcome.failed().len());
+    }
+    text
+}
+
+pub(crate) fn table(results: &Results) -> String {
+    let mut out = String::from(
+        "<div class=\"scroll\"><table><thead><tr><th>Case</th><th class=\"n\">Millrace</th>\
+         <th class=\"n\">Peer</th><th></th><th class=\"n\">Ratio</th><th class=\"n\">min–max</th>\
+         <th class=\"n\">CPU µs/op</th><th class=\"n\">peer’s</th><th>Floor</th><th>How</th></tr></thead>\n<tbody>\n",
+    );
+    // Who of us it is, where several take part.
+    let several = results.rows.windows(2).any(|rows| rows[0].ours.name != rows[1].ours.name);
+    for row in &results.rows {
+        let name = if several { format!("{}: ", row.ours.name) } else { String::new() };
+        let class = if row.is_behind() { "bad" } else { "good" };
+        let cpu = row.host_cpu_us_per_op.map(|c| (number(c.ours), number(c.peer)));
+        let (cpu_ours, cpu_peer) = cpu.unwrap_or_default();
+        let floor =
+            row.target.map_or("none".into(), |t| format!("{}: {}", floor_text(t), verdict(row)));
+        let _ = writeln!(
+            out,
+            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"soft\">{}</td>\
+             <td class=\"n {class}\"><strong>{:.2}×</strong></td><td class=\"n\">{:.2}–{:.2}</td>\
+             <td class=\"n\">{cpu_ours}</td><td class=\"n\">{cpu_peer}</td><td>{floor}</td>\
+             <td class=\"soft\">{}</td></tr>",
+            escape(&row.title()),
+            escape(&format!("{name}{}", quantity(row.ours.value, &row.ours.unit))),
+            escape(&quantity(row.peer.value, &row.peer.unit)),
+            escape(&row.peer.name),
+            row.ratio,
+            row.ratio_min,
+            row.ratio_max,
+            escape(row.mode.as_deref().unwrap_or("")),
+        );
+    }
+    out.push_str("</tbody></table></div>\n");
+    out
+}
+
+/// Where we lost, what broke and what disturbed.
+fn lost(results: &Results, outcome: &Outcome) -> String {
+    let mut items = Vec::new();
+    for row in results.rows.iter().filter(|r| r.ratio < 1.0 || r.missed()) {
+        let floor = row.target.map_or("no floor".into(), |t| format!("floor {t:.1}×"));
+        let text = format!("{}: {:.2}× of {} ({floor})", row.case, row.ratio, row.peer.name);
+        items.push(text);
+    }
+    for row in results.rows.iter().filter(|r| r.cpu_ratio().is_some_and(|c| c < 1.0)) {
+        let more = row.cpu_ratio().map_or(0.0, |c| (1.0 / c - 1.0) * 100.0);
+        items.push(format!("{}: {more:.0} % more host CPU per operation", row.case));
+    }
+    items.extend(outcome.failed().iter().map(|(case, why)| format!("{case} failed: {why}")));
+    items.extend(outcome.rounds.iter().flat_map(losses_of));
+    if items.is_empty() {
+        items.push(
+            "Nothing: no case below its peer, no failure, no lost packets, no disturbed round."
+                .into(),
+        );
+    }
+    list("What was lost", items)
+}
+
+/// Lost packets and disturbed rounds of a case, one sentence each.
+pub fn losses_of(case: &CaseRounds) -> Vec<String> {
+    let counted: Vec<_> = case.rounds.iter().filter(|r| r.round > 0).collect();
+    let mut out = Vec::new();
+    let lost = |pick: &dyn Fn(&crate::harness::runner::Round) -> Option<f64>| {
+        spread(&counted.iter().filter_map(|r| pick(r)).collect::<Vec<f64>>())
+    };
+    if let (Some(ours), Some(peer)) = (lost(&|r| r.ours.lost), lost(&|r| r.peer.lost))
+        && (ours.max > 0.0 || peer.max > 0.0)
+    {
+        out.push(format!(
+            "{}: packets sent and not received, median: Millrace {:.1} %, peer {:.1} %",
+            case.case,
+            ours.median * 100.0,
+            peer.median * 100.0
+        ));
+    }
+    let noisy =
+        |r: &&&crate::harness::runner::Round| r.ours.foreign.max(r.peer.foreign) > FOREIGN_LIMIT;
+    let disturbed = counted.iter().filter(noisy).count();
+    if disturbed > 0 {
+        let most = counted.iter().map(|r| r.ours.foreign.max(r.peer.foreign)).fold(0.0, f64::max);
+        out.push(format!(
+            "{}: {disturbed} of {} rounds disturbed by other programs (up to {:.0} % of the machine)",
+            case.case,
+            counted.len(),
+            most * 100.0
+        ));
+    }
+    out.extend(case.repeated.iter().map(|why| {
+        format!("{}: a load failed and was put on again, on new guests: {why}", case.case)
+    }));
+    out
+}
+
+fn how(context: &Context) -> String {
+    let fixed = [
+        "A round is both sides within seconds of each other, in turns Millrace first and the peer \
+         first. The first round of each case is longer and thrown away. The ratio \
+         is the median of the rounds’ own ratios, turned so that above 1 is better for Millrace; \
+         the values are medians over the rounds.",
+        "Host CPU per operation is user and system time of the side’s QEMU processes (and the \
+         daemon) in the middle of the load, divided by its rate. What the kernel does for TAP and \
+         bridge runs in QEMU’s own threads and is counted; kernel threads are not. The \
+         whole-machine figure below has those too: everything but idle time and spinners.",
+        "During round-trip cases an idle-priority loop keeps every host CPU awake on both sides; \
+         its time is left out.",
+        "Foreign is the part of the machine that neither side nor the measuring program used.",
+    ];
+    list("How it was measured", context.setup.iter().map(String::as_str).chain(fixed))
+}
+
+fn all_rounds(cases: &[CaseRounds]) -> String {
+    let mut out = String::from(
+        "<h2>All rounds</h2>\n<div class=\"scroll\"><table><thead><tr><th>Case</th><th class=\"n\">Round</th>\
+         <th class=\"n\">Millrace</th><th class=\"n\">Peer</th><th class=\"n\">CPU µs/op</th>\
+         <th class=\"n\">peer’s</th><th class=\"n\">machine µs/op</th><th class=\"n\">peer’s</th>\
+         <th class=\"n\">foreign</th><th>One operation</th></tr></thead>\n<tbody>\n",
+    );
+    for case in cases {
+        for r in &case.rounds {
+            let round = if r.round == 0 { "warm-up".into() } else { r.round.to_string() };
+            let _ = writeln!(
+                out,
+                "<tr><td>{}</td><td class=\"n\">{round}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+                 <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+                 <td class=\"n\">{:.0} % / {:.0} %</td><td class=\"soft\">{}</td></tr>",
+                escape(&case.case),
+                number(r.ours.value),
+                number(r.peer.value),
+                number(r.ours.cpu_us_per_op),
+                number(r.peer.cpu_us_per_op),
+                number(r.ours.machine_cpu_us_per_op),
+                number(r.peer.machine_cpu_us_per_op),
+                r.ours.foreign * 100.0,
+                r.peer.foreign * 100.0,
+                escape(&case.operation),
+            );
+        }
+    }
+    out.push_str("</tbody></table></div>\n");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::runner::{Round, Sample};
+    use crate::harness::samples;
+
+    fn side(foreign: f64, lost: Option<f64>) -> Sample {
+        let (cpu_us_per_op, machine_cpu_us_per_op) = (310.0, 340.0);
+        Sample { value: 2600.0, cpu_us_per_op, machine_cpu_us_per_op, foreign, lost }
+    }
+
+    fn page(foreign: f64, lost: Option<f64>) -> String {
+        let results = samples::results();
+        let round = |round| Round { round, ours: side(foreign, lost), peer: side(0.0, lost) };
+        let case = |name: &str, failed: Option<&str>| CaseRounds {
+            case: name.into(),
+            operation: "round trip".into(),
+            rounds: vec![round(0), round(1), round(2)],
+            failed: failed.map(Into::into),
+            ..Default::default()
+        };
+        let rounds = vec![case("tcp_rr", None), case("disk_seq_1m", Some("guest c: <gone>"))];
+        let outcome = Outcome { rows: results.rows.clone(), rounds };
+        let context = Context { setup: vec!["Both sides boot Linux 6.1.".into()], took_s: 300.0 };
+        html(&results, &outcome, &context)
+    }
+
+    #[test]
+    fn says_machine_floors_losses_and_how() {
+        let text = page(0.0, None);
+        for golden in [
+            "Test &lt;CPU&gt; &amp; Co, 2 cores, Linux 6.1.0, commit <code>0123abc</code>, 300 s",
+            "2 of 3 floors reached; faster than the peer in 3 of 4 cases. 1 did not complete.",
+            "<li>tcp_stream: 0.92× of tap-bridge (floor 1.2×)</li>",
+            "<li>udp_rr: 2 % more host CPU per operation</li>",
+            "<li>disk_seq_1m failed: guest c: &lt;gone&gt;</li>",
+            "<li>Both sides boot Linux 6.1.</li>",
+            "prefers-color-scheme:dark",
+        ] {
+            assert!(text.contains(golden), "lacks {golden}");
+        }
+        assert!(!text.contains("disturbed by"), "a quiet run is not called disturbed");
+    }
+
+    #[test]
+    fn needs_nothing_from_elsewhere() {
+        let text = page(0.0, None);
+        for outside in ["<script", "src=", "href=", "@import", "url("] {
+            assert!(!text.contains(outside), "has {outside}");
+        }
+        assert_eq!(text.matches("<svg").count(), 2);
+    }
+
+    #[test]
+    fn disturbed_rounds_and_lost_packets_are_told() {
+        let text = page(0.3, Some(0.25));
+        assert!(text.contains("tcp_rr: 2 of 2 rounds disturbed by other programs (up to 30 %"));
+        assert!(text.contains("median: Millrace 25.0 %, peer 25.0 %"));
+    }
+
+    #[test]
+    fn a_run_without_losses_says_so() {
+        let mut results = samples::results();
+        results.rows.truncate(1);
+        let outcome = Outcome { rows: results.rows.clone(), rounds: Vec::new() };
+        let text = html(&results, &outcome, &Context::default());
+        assert!(text.contains("<li>Nothing: no case below its peer"));
+    }
+}

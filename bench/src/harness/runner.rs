@@ -1,0 +1,412 @@
+//! Runs cases in interleaved rounds and makes rows of them.
+//!
+//! A round is both sides within seconds of each other: ours first in even rounds, the peer first in
+//! odd ones, so that a machine that gets slower or faster favours nobody. The first round of a case
+//! is thrown away: it fills caches, translates guest code and lets TCP windows grow. CPU time is read
+//! only in the middle of a load, so that neither its start nor its end counts.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::harness::cpu::{Accounts, Usage};
+use crate::harness::error::BenchError;
+use crate::harness::host::Thread;
+use crate::harness::progress::Progress;
+use crate::harness::results::{CpuPerOp, Measured, Row};
+use crate::harness::spinner::Spinners;
+use crate::harness::stats::{Better, ratio, significant, spread};
+use crate::harness::table::quantity;
+
+/// Time a guest program may take beyond its load: starting under emulation, and the report.
+pub const GRACE: Duration = Duration::from_secs(30);
+
+/// How many times longer than the others the round is that is thrown away: emulated guests got
+/// faster for six seconds of round trips, and not both sides alike.
+const WARM_UP_TIMES: u32 = 6;
+
+/// How many loads of a case may be put on again after they failed: an emulated guest that loses an
+/// interrupt must not end the comparison, one that fails again and again must. Each is told.
+const MAX_REPEATS: usize = 2;
+
+/// Significant digits in result files: measurements are not better than that.
+const DIGITS: i32 = 5;
+
+/// Which of the two is being measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Millrace.
+    Ours,
+    /// What it is compared with.
+    Peer,
+}
+
+impl Side {
+    /// For messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Ours => "ours",
+            Side::Peer => "peer",
+        }
+    }
+}
+
+/// What a case is.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Case name in results.
+    pub name: &'static str,
+    /// Unit of the measured value.
+    pub unit: &'static str,
+    /// What one operation is, for CPU per operation.
+    pub operation: &'static str,
+    /// Direction of the value.
+    pub better: Better,
+    /// Floor.
+    pub target: Option<f64>,
+    /// Aim.
+    pub aim: Option<f64>,
+    /// Our name in results.
+    pub ours: &'static str,
+    /// The peer's name in results.
+    pub peer: &'static str,
+    /// How both sides are set up.
+    pub mode: String,
+    /// Whether host CPUs must be kept awake.
+    pub latency: bool,
+    /// From the start of the guest's program until its load is steady.
+    pub settle: Duration,
+}
+
+/// How long one load runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    /// From the start until CPU time counts, as the case's [`Spec`] says.
+    pub settle: Duration,
+    /// How long it counts.
+    pub length: Duration,
+}
+
+/// What a load reports.
+#[derive(Debug, Clone, Copy)]
+pub struct Rate {
+    /// The value of the row, in its unit.
+    pub value: f64,
+    /// Operations per second.
+    pub ops_per_s: f64,
+    /// Fraction of what was sent that did not arrive, where the case can lose something.
+    pub lost: Option<f64>,
+}
+
+/// One comparison. `run` puts the load on one side for `settle` + `length`.
+pub trait Case {
+    /// What it is.
+    fn spec(&self) -> &Spec;
+    /// Runs the load once.
+    fn run(&mut self, side: Side, window: Window) -> Result<Rate, BenchError>;
+}
+
+/// Where the sides live.
+pub trait Bed {
+    /// Whose CPU time belongs to `side`.
+    fn accounts(&self, side: Side) -> Accounts;
+    /// Replaces the guests of `side`, whatever state they are in.
+    fn renew(&self, side: Side) -> Result<(), BenchError>;
+}
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Rounds that count; one more is run first and thrown away.
+    pub rounds: u32,
+    /// How long each load counts.
+    pub length: Duration,
+}
+
+/// One side of one round, as measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// In the case's unit.
+    pub value: f64,
+    /// CPU of the side's processes, microseconds per operation.
+    pub cpu_us_per_op: f64,
+    /// CPU of the whole machine but idle time and spinners, microseconds per operation.
+    pub machine_cpu_us_per_op: f64,
+    /// Fraction of the machine that strangers used.
+    pub foreign: f64,
+    /// Fraction lost, where the case can lose something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<f64>,
+}
+
+/// Both sides of one round.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// From 1; 0 is the one thrown away.
+    pub round: u32,
+    /// Millrace.
+    pub ours: Sample,
+    /// The peer.
+    pub peer: Sample,
+}
+
+/// Everything measured for a case, for those who doubt the row.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CaseRounds {
+    /// Case name.
+    pub case: String,
+    /// What one operation is.
+    pub operation: String,
+    /// All rounds, the thrown-away one included.
+    pub rounds: Vec<Round>,
+    /// Loads that failed and were put on again: which, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repeated: Vec<String>,
+    /// Why the case has no row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// Rows and what they were made of.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outcome {
+    /// One row per case that completed.
+    pub rows: Vec<Row>,
+    /// One entry per case.
+    pub rounds: Vec<CaseRounds>,
+}
+
+impl Outcome {
+    /// Names of cases below their floor.
+    pub fn missed(&self) -> Vec<&str> {
+        self.rows.iter().filter(|r| r.missed()).map(|r| r.case.as_str()).collect()
+    }
+
+    /// Cases that did not complete, with the reason.
+    pub fn failed(&self) -> Vec<(&str, &str)> {
+        self.rounds.iter().filter_map(|c| Some((c.case.as_str(), c.failed.as_deref()?))).collect()
+    }
+}
+
+/// Runs all cases. A case that fails is noted and the others go on.
+pub fn compare(
+    cases: &mut [Box<dyn Case + '_>],
+    bed: &dyn Bed,
+    plan: Plan,
+    progress: &mut Progress,
+) -> Outcome {
+    let mut outcome = Outcome::default();
+    let loads = cases.len() * (plan.rounds as usize + 1) * 2;
+    let mut done = 0;
+    for case in cases {
+        let spec = case.spec().clone();
+        let (mut rounds, mut repeated) = (Vec::new(), Vec::new());
+        let mut watch = |event: Event| match event {
+            Event::Load { round, side } => {
+                progress.bar(done, loads, &format!("{} round {round} {}", spec.name, side.name()));
+                done += 1;
+            }
+            Event::Again(why) => {
+                progress.step(&format!("{} again: {why}", spec.name));
+                // The rest is the guest's console.
+                repeated.extend(why.lines().next().map(Into::into));
+            }
+            Event::Round(round) => progress.step(&round_line(&spec, round)),
+        };
+        let ran = run_case(case.as_mut(), bed, plan, &mut rounds, &mut watch);
+        let made = ran.and_then(|()| row(&spec, &rounds));
+        let failed = match made {
+            Ok(row) => {
+                outcome.rows.push(row);
+                None
+            }
+            Err(e) => {
+                progress.step(&format!("{} failed: {e}", spec.name));
+                Some(e.to_string())
+            }
+        };
+        outcome.rounds.push(CaseRounds {
+            case: spec.name.into(),
+            operation: spec.operation.into(),
+            rounds,
+            repeated,
+            failed,
+        });
+    }
+    progress.end_bar();
+    outcome
+}
+
+fn round_line(spec: &Spec, r: &Round) -> String {
+    let ratio = ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN);
+    let what = if r.round == 0 { "warm-up".into() } else { format!("round {}", r.round) };
+    format!(
+        "{} {what}: {} against {}, {ratio:.2}×",
+        spec.name,
+        quantity(r.ours.value, spec.unit),
+        quantity(r.peer.value, spec.unit)
+    )
+}
+
+/// What happens while a case runs.
+enum Event<'a> {
+    /// A load begins.
+    Load { round: u32, side: Side },
+    /// It failed, for this reason, and begins again.
+    Again(String),
+    /// A round is complete.
+    Round(&'a Round),
+}
+
+fn run_case(
+    case: &mut dyn Case,
+    bed: &dyn Bed,
+    plan: Plan,
+    rounds: &mut Vec<Round>,
+    watch: &mut dyn FnMut(Event),
+) -> Result<(), BenchError> {
+    let spec = case.spec().clone();
+    let spinners = spec.latency.then(Spinners::start).transpose()?;
+    let tids = spinners.as_ref().map(|s| s.tids().to_vec()).unwrap_or_default();
+    let mut loads = Loads { case, bed, plan, spec, tids, repeats: 0, watch };
+    for round in 0..=plan.rounds {
+        let (ours, peer) = if round.is_multiple_of(2) {
+            (loads.load(round, Side::Ours)?, loads.load(round, Side::Peer)?)
+        } else {
+            let peer = loads.load(round, Side::Peer)?;
+            (loads.load(round, Side::Ours)?, peer)
+        };
+        let round = Round { round, ours, peer };
+        (loads.watch)(Event::Round(&round));
+        rounds.push(round);
+    }
+    Ok(())
+}
+
+/// The loads of one case.
+struct Loads<'a> {
+    case: &'a mut dyn Case,
+    bed: &'a dyn Bed,
+    plan: Plan,
+    spec: Spec,
+    /// Threads that keep CPUs awake.
+    tids: Vec<Thread>,
+    /// How many loads were put on again.
+    repeats: usize,
+    watch: &'a mut dyn FnMut(Event),
+}
+
+impl Loads<'_> {
+    /// One side of one round; put on again, on new guests, where it fails.
+    fn load(&mut self, round: u32, side: Side) -> Result<Sample, BenchError> {
+        (self.watch)(Event::Load { round, side });
+        loop {
+            match self.once(round, side) {
+                Err(e) if self.repeats < MAX_REPEATS => {
+                    self.repeats += 1;
+                    (self.watch)(Event::Again(format!("round {round}, {}: {e}", side.name())));
+                    self.bed.renew(side)?;
+                    // New guests are as cold as in the first round. A failure shows again below.
+                    let _ = self.case.run(side, self.window(0));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn once(&mut self, round: u32, side: Side) -> Result<Sample, BenchError> {
+        let (bed, window) = (self.bed, self.window(round));
+        let accounts = Accounts { spinners: self.tids.clone(), ..bed.accounts(side) };
+        let (rate, usage) = metered(window, &accounts, || self.case.run(side, window))?;
+        sample(&self.spec, round, side, rate, usage)
+    }
+
+    fn window(&self, round: u32) -> Window {
+        let times = if round == 0 { WARM_UP_TIMES } else { 1 };
+        Window { settle: self.spec.settle, length: self.plan.length * times }
+    }
+}
+
+/// Runs a load and reads CPU time from `settle` after its start for `length`, or to its end if
+/// that comes first.
+pub(crate) fn metered<T>(
+    window: Window,
+    accounts: &Accounts,
+    load: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<(T, Usage), BenchError> {
+    let (over, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let meter = scope.spawn(move || -> Result<Usage, BenchError> {
+            // Either way the answer is the same: take the counters now.
+            let _ = ended.recv_timeout(window.settle);
+            let first = accounts.snapshot()?;
+            let _ = ended.recv_timeout(window.length);
+            Ok(accounts.between(&first, &accounts.snapshot()?))
+        });
+        let done = load();
+        drop(over);
+        let usage = meter.join().map_err(|_| BenchError::lab("CPU meter", "it panicked"))?;
+        // A load that failed says more than counters of a process that is gone.
+        Ok((done?, usage?))
+    })
+}
+
+fn sample(
+    spec: &Spec,
+    round: u32,
+    side: Side,
+    rate: Rate,
+    usage: Usage,
+) -> Result<Sample, BenchError> {
+    for value in [rate.value, rate.ops_per_s] {
+        if !value.is_finite() || value <= 0.0 {
+            let (case, side) = (spec.name.to_string(), side.name());
+            return Err(BenchError::Value { case, round, side, value });
+        }
+    }
+    let per_op = |share: f64| significant(share * 1e6 / rate.ops_per_s, DIGITS);
+    Ok(Sample {
+        value: significant(rate.value, DIGITS),
+        cpu_us_per_op: per_op(usage.side),
+        machine_cpu_us_per_op: per_op(usage.machine),
+        foreign: significant(usage.foreign, 3),
+        lost: rate.lost.map(|l| significant(l, 3)),
+    })
+}
+
+/// Makes the row of a case from its rounds; round 0 does not count.
+pub fn row(spec: &Spec, rounds: &[Round]) -> Result<Row, BenchError> {
+    let counted: Vec<&Round> = rounds.iter().filter(|r| r.round > 0).collect();
+    let none = || BenchError::NoRounds { case: spec.name.into() };
+    let middle = |of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
+        spread(&counted.iter().map(|r| of(r)).collect::<Vec<f64>>()).ok_or_else(none)
+    };
+    let ratios = middle(&|r| ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN))?;
+    let side = |name: &str, of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
+        let value = significant(middle(of)?.median, DIGITS);
+        Ok(Measured { name: name.into(), value, unit: spec.unit.into() })
+    };
+    let cpu = CpuPerOp {
+        ours: significant(middle(&|r| r.ours.cpu_us_per_op)?.median, DIGITS),
+        peer: significant(middle(&|r| r.peer.cpu_us_per_op)?.median, DIGITS),
+    };
+    Ok(Row {
+        case: spec.name.into(),
+        ours: side(spec.ours, &|r| r.ours.value)?,
+        peer: side(spec.peer, &|r| r.peer.value)?,
+        better: spec.better,
+        ratio: significant(ratios.median, DIGITS),
+        ratio_min: significant(ratios.min, DIGITS),
+        ratio_max: significant(ratios.max, DIGITS),
+        rounds: counted.len() as u32,
+        host_cpu_us_per_op: Some(cpu),
+        target: spec.target,
+        aim: spec.aim,
+        front: None,
+        mode: (!spec.mode.is_empty()).then(|| spec.mode.clone()),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Run of a suite: from its options to its files, its table and its exit code.
+
+use std::path::{Path, PathBuf};
+
+use crate::harness::error::BenchError;
+use crate::harness::machine;
+use crate::harness::progress::Progress;
+use crate::harness::report::Context;
+use crate::harness::results::{Machine, Missing, Results, Row};
+use crate::harness::table::{self, Section};
+
+/// Exit code of a run that completed with a case below its floor.
+pub const EXIT_MISSED: u8 = 3;
+
+/// A comparison of Millrace with its peers, made from the options of its command.
+pub trait Suite {
+    /// Settings, made from the options and checked.
+    type Setup;
+    /// Samples of all rounds.
+    type Measured;
+
+    /// Makes the settings.
+    fn setup(&self) -> Result<Self::Setup, BenchError>;
+
+    /// Measures everything.
+    fn measure(
+        &self,
+        setup: &Self::Setup,
+        progress: &mut Progress,
+    ) -> Result<Self::Measured, BenchError>;
+
+    /// Makes results of the samples and writes all files of the run.
+    fn report(
+        &self,
+        setup: &Self::Setup,
+        measured: Self::Measured,
+        origin: Origin,
+    ) -> Result<Report, BenchError>;
+}
+
+/// Machine, commit and duration of a run.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    /// Machine.
+    pub machine: Machine,
+    /// Commit.
+    pub commit: String,
+    /// Duration of the whole run, seconds.
+    pub took_s: f64,
+}
+
+impl Origin {
+    /// Results in the published format, and what the page says beside them: `text` tells how it was
+    /// measured.
+    pub fn results(
+        self,
+        rows: Vec<Row>,
+        missing: Vec<Missing>,
+        text: Vec<String>,
+    ) -> (Results, Context) {
+        let context = Context { setup: text, took_s: self.took_s };
+        (Results { machine: self.machine, commit: self.commit, rows, missing }, context)
+    }
+}
+
+/// End of a run, for the terminal.
+#[derive(Debug)]
+pub struct Report {
+    /// Table, and what is printed below it.
+    pub table: String,
+    /// Sentences on what failed, was missed or disturbed.
+    pub losses: Vec<String>,
+    /// Files of the run.
+    pub written: Vec<PathBuf>,
+    /// Exit code.
+    pub code: u8,
+}
+
+impl Report {
+    /// Report of a run with results in the published format.
+    pub fn new(
+        section: Section,
+        results: &Results,
+        losses: Vec<String>,
+        written: Vec<PathBuf>,
+        failed: bool,
+    ) -> Report {
+        let code = exit_code(failed, &results.rows);
+        Report { table: table::terminal(section, results), losses, written, code }
+    }
+}
+
+/// Exit code of a complete run: 1 where something failed, [`EXIT_MISSED`] where a row missed its
+/// floor, else 0.
+pub fn exit_code(failed: bool, rows: &[Row]) -> u8 {
+    match (failed, rows.iter().any(Row::missed)) {
+        (true, _) => 1,
+        (false, true) => EXIT_MISSED,
+        (false, false) => 0,
+    }
+}
+
+/// Runs a suite; returns the exit code.
+pub fn run(suite: &impl Suite) -> Result<u8, BenchError> {
+    let setup = suite.setup()?;
+    // Before it measures: the tree may change meanwhile.
+    let commit = machine::commit(Path::new("."));
+    let mut progress = Progress::stderr();
+    let measured = suite.measure(&setup, &mut progress)?;
+    let took_s = progress.elapsed().as_secs_f64();
+    let origin = Origin { machine: machine::machine(), commit, took_s };
+    let report = suite.report(&setup, measured, origin)?;
+    println!("\n{}", report.table);
+    for line in &report.losses {
+        progress.step(line);
+    }
+    for path in &report.written {
+        progress.step(&format!("wrote {}", path.display()));
+    }
+    Ok(report.code)
+}

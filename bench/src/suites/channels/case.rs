@@ -1,0 +1,225 @@
+//! Loads between the guests: round trips and streams of some message size.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::counters::{self, Counters};
+use super::world::{BUSY_RR_PORT, World};
+use super::{Sample, Way};
+use crate::harness::error::BenchError;
+use crate::harness::runner::GRACE;
+use crate::harness::runner::{Window, metered};
+use crate::harness::table::size_text;
+
+/// From the start of the guest's program until CPU time counts: it starts, connects, and the
+/// adaptive polling finds its length.
+const SETTLE: Duration = Duration::from_millis(150);
+/// Most bytes of a datagram that fragments can carry with room for headers.
+const MAX_DATAGRAM_BYTES: u32 = 60_000;
+/// Most bytes of a packet that is cut later: a stream has at least so many.
+const MAX_PACKET_BYTES: f64 = 65_536.0;
+
+/// Message sizes.
+pub const SIZES: [u32; 5] = [64, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Test {
+    /// A message there and back over one TCP connection, one at a time.
+    TcpRr,
+    /// The same in datagrams.
+    UdpRr,
+    /// Messages written into one TCP connection.
+    TcpStream,
+    /// Datagrams, as fast as the socket takes them; what arrives counts.
+    UdpStream,
+}
+
+impl Test {
+    /// All.
+    pub const ALL: [Test; 4] = [Test::TcpRr, Test::UdpRr, Test::TcpStream, Test::UdpStream];
+
+    /// As in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Test::TcpRr => "tcp_rr",
+            Test::UdpRr => "udp_rr",
+            Test::TcpStream => "tcp_stream",
+            Test::UdpStream => "udp_stream",
+        }
+    }
+
+    /// Of its value.
+    pub fn unit(self) -> &'static str {
+        if self.is_rr() { "1/s" } else { "MB/s" }
+    }
+
+    /// Whether it makes round trips.
+    pub fn is_rr(self) -> bool {
+        matches!(self, Test::TcpRr | Test::UdpRr)
+    }
+}
+
+/// A test with a message size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// The test.
+    pub test: Test,
+    /// Of a message.
+    pub bytes: u32,
+}
+
+impl Case {
+    /// With the size cut to what the protocol carries.
+    pub fn new(test: Test, bytes: u32) -> Case {
+        let udp = matches!(test, Test::UdpRr | Test::UdpStream);
+        Case { test, bytes: if udp { bytes.min(MAX_DATAGRAM_BYTES) } else { bytes } }
+    }
+
+    /// As in results.
+    pub fn name(&self) -> String {
+        format!("{}_{}", self.test.name(), size_text(self.bytes.into()))
+    }
+
+    /// Sockets that poll are for those who wait for an answer.
+    pub fn runs_over(&self, way: Way) -> bool {
+        self.test.is_rr() || !way.is_busy()
+    }
+
+    fn script(&self, way: Way, length: Duration) -> String {
+        let (to, secs, bytes) = (way.server(), length.as_secs_f64(), self.bytes);
+        // A socket takes the sysctl's value when it is made, so there is a server for each.
+        let port = if way.is_busy() { format!(":{BUSY_RR_PORT}") } else { String::new() };
+        match self.test {
+            Test::TcpRr => format!("exec agent rr tcp {to}{port} {secs:.2} {bytes}"),
+            Test::UdpRr => format!("exec agent rr udp {to}{port} {secs:.2} {bytes}"),
+            Test::TcpStream => format!("exec agent tcp-stream {to} {secs:.2} {bytes}"),
+            Test::UdpStream => format!("exec agent udp-small {to} {secs:.2} {bytes}"),
+        }
+    }
+
+    /// What a program said: the sample without CPU time, operations per second, and how many packets
+    /// each side must have sent at least.
+    pub(super) fn read(&self, answer: &Value) -> Option<(Sample, f64, u64)> {
+        let number = |field: &str| answer.get(field)?.as_f64();
+        let share = |lost: f64, of: f64| (of > 0.0).then(|| lost / of);
+        let mut sample = Sample::default();
+        let packets = match self.test {
+            Test::TcpRr | Test::UdpRr => {
+                let (count, lost) = (number("count")?, number("lost")?);
+                sample.value = number("rate")?;
+                sample.lost = share(lost, count + lost);
+                sample.mean_us = number("mean_us");
+                sample.p50_us = number("p50_us");
+                sample.p99_us = number("p99_us");
+                count
+            }
+            Test::TcpStream => {
+                sample.value = number("mbit_s")? / 8.0;
+                number("total")? / MAX_PACKET_BYTES
+            }
+            Test::UdpStream => {
+                sample.value = number("rate")? * f64::from(self.bytes) / 1e6;
+                sample.lost = share(number("lost")?, number("sent")?);
+                number("received")?
+            }
+        };
+        let ops_per_s = sample.value;
+        (ops_per_s > 0.0).then_some((sample, ops_per_s, packets as u64))
+    }
+}
+
+/// Puts a load on; with what the modules counted. A load whose packets went another way is an error.
+pub fn run(
+    world: &World,
+    (case, way): (Case, Way),
+    length: Duration,
+) -> Result<(Sample, Counters), BenchError> {
+    let before = world.take(way)?;
+    let (script, window) = (case.script(way, SETTLE + length), Window { settle: SETTLE, length });
+    let load = || world.tool(&script, SETTLE + length + GRACE);
+    let apart_before = world.apart_ns();
+    let (answer, usage) = metered(window, &world.accounts(way), load)?;
+    let apart_after = world.apart_ns();
+    let after = world.counters()?;
+    let read = case.read(&answer).ok_or_else(|| {
+        BenchError::lab(&script, format!("the program's answer is not as expected: {answer}"))
+    });
+    let (mut sample, ops_per_s, packets) = read?;
+    sample.cpu_us_per_op = usage.side * 1e6 / ops_per_s;
+    sample.foreign = usage.foreign;
+    sample.apart_ns = apart_before.zip(apart_after).map(Into::into);
+    let [client, server] = [0, 1].map(|guest| after[guest].since(&before[guest]));
+    counters::check(&client, way.is_channel(), packets)?;
+    // Nobody answers a stream of datagrams.
+    let answers = if case.test.is_rr() { packets } else { 0 };
+    if !(way.is_channel() && answers == 0) {
+        counters::check(&server, way.is_channel(), answers)?;
+    }
+    let counted = client.and(&server);
+    if way == Way::ChannelCopy && counted.referred > 0 {
+        let why = format!("{} messages were passed by reference", counted.referred);
+        return Err(BenchError::lab("the load went the wrong way", why));
+    }
+    Ok((sample, counted))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_and_scripts_tell_test_size_and_place() {
+        let script = |test, bytes, way| {
+            let case = Case::new(test, bytes);
+            (case.name(), case.script(way, Duration::from_millis(750)))
+        };
+        for (got, name, text) in [
+            (script(Test::TcpRr, 64, Way::TapBridge), "tcp_rr_64", "rr tcp 10.0.0.2 0.75 64"),
+            (
+                script(Test::TcpRr, 64 << 10, Way::ChannelBusy),
+                "tcp_rr_64k",
+                "rr tcp 10.0.1.2:7100 0.75 65536",
+            ),
+            (
+                script(Test::UdpRr, 64 << 10, Way::OvsNormal),
+                "udp_rr_60000",
+                "rr udp 10.0.2.2 0.75 60000",
+            ),
+            (
+                script(Test::UdpStream, 1024, Way::Loopback),
+                "udp_stream_1k",
+                "udp-small 127.0.0.1 0.75 1024",
+            ),
+        ] {
+            assert_eq!((got.0.as_str(), got.1), (name, format!("exec agent {text}")));
+        }
+        assert!(!Case::new(Test::TcpStream, 64).runs_over(Way::ChannelBusy));
+        assert!(Case::new(Test::UdpRr, 64).runs_over(Way::TapBridgeBusy));
+    }
+
+    #[test]
+    fn answers_become_samples() {
+        let rr = json!({"count": 900, "lost": 100, "rate": 1500.0, "mean_us": 660.0,
+                        "p50_us": 650.0, "p99_us": 900.0});
+        let (sample, ops, packets) = Case::new(Test::UdpRr, 64).read(&rr).unwrap();
+        assert_eq!((sample.value, ops, packets, sample.lost), (1500.0, 1500.0, 900, Some(0.1)));
+        assert_eq!((sample.p50_us, sample.p99_us), (Some(650.0), Some(900.0)));
+        let tcp = json!({"total": 6_553_600, "mbit_s": 800.0});
+        let (sample, ops, packets) = Case::new(Test::TcpStream, 64).read(&tcp).unwrap();
+        assert_eq!((sample.value, ops, packets, sample.p50_us), (100.0, 100.0, 100, None));
+        let udp = json!({"rate": 2000.0, "sent": 4000, "received": 3000, "lost": 1000});
+        let (sample, _, packets) = Case::new(Test::UdpStream, 1000).read(&udp).unwrap();
+        assert_eq!((sample.value, packets, sample.lost), (2.0, 3000, Some(0.25)));
+        // Nothing arrived: there is no rate.
+        let none = json!({"rate": 0.0, "sent": 4000, "received": 0, "lost": 4000});
+        assert!(Case::new(Test::UdpStream, 1000).read(&none).is_none());
+        assert!(Case::new(Test::TcpRr, 64).read(&json!({})).is_none());
+    }
+}

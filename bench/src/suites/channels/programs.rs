@@ -1,0 +1,204 @@
+//! Real programs, as Debian has them, between the guests: the server's in one, the client's in the
+//! other. They know nothing of channels; only the address differs, or what the modules are told.
+
+use std::time::Duration;
+
+use lab::{Guest, ImageBuilder};
+use serde::{Deserialize, Serialize};
+
+use super::world::{World, failed_script, sh};
+use super::{Measured, Setup, Way, counters, with_repeat};
+use crate::harness::error::BenchError;
+use crate::harness::progress::Progress;
+use crate::harness::repeat::turned;
+use crate::harness::runner::GRACE;
+use crate::harness::runner::{Window, metered};
+
+mod jobs;
+
+/// Of a guest: all programs with their libraries, twice while the image unpacks.
+pub const MEMORY_MB: u32 = 512;
+/// Ways that programs are measured over: the channel as it is shipped, without polling, and the peer;
+/// by the loopback, with the client in the server's guest, they cost what they cost without any way
+/// between guests.
+pub const WAYS: [Way; 4] = [Way::ChannelPoll, Way::TapBridge, Way::Channel, Way::Loopback];
+/// From the start of a client until CPU time counts.
+const SETTLE: Duration = Duration::from_millis(300);
+/// Time for a server to listen: an emulated guest reads its libraries first.
+const LISTEN: Duration = Duration::from_secs(60);
+/// Packets of the shortest load.
+const LEAST_PACKETS: u64 = 100;
+
+/// A server with its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Program {
+    /// Redis and redis-benchmark.
+    Redis,
+    /// nginx and wrk.
+    Nginx,
+    /// iperf3.
+    Iperf3,
+    /// PostgreSQL and pgbench.
+    Postgres,
+    /// The kernel's NFS server and client.
+    Nfs,
+}
+
+/// What a client said.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Answer {
+    /// Requests per second, or MB/s.
+    pub value: f64,
+    /// Of a request, µs: the median, or the mean of a program that tells none.
+    pub latency_us: Option<f64>,
+}
+
+/// A load of a program.
+pub struct Job {
+    /// The row's name.
+    pub case: &'static str,
+    /// Of the value.
+    pub unit: &'static str,
+    /// Runs the client against an address for about so many seconds.
+    pub script: fn(&str, f64) -> String,
+    /// Reads what it printed.
+    pub read: fn(&str) -> Option<Answer>,
+    /// What is done.
+    pub mode: &'static str,
+}
+
+/// One load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProgramLoad {
+    /// Counted from 1; 0 is the one thrown away.
+    pub round: u32,
+    /// The row's name.
+    pub case: String,
+    /// Over which way.
+    pub way: Way,
+    /// Requests per second, or MB/s.
+    pub value: f64,
+    /// Of a request, µs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<f64>,
+    /// CPU time of QEMU and daemon, µs for a request or a MB.
+    pub cpu_us_per_op: f64,
+    /// Part of the machine that strangers used.
+    pub foreign: f64,
+}
+
+impl Program {
+    /// All that run.
+    pub const ALL: [Program; 5] =
+        [Program::Redis, Program::Nginx, Program::Iperf3, Program::Postgres, Program::Nfs];
+
+    /// As in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Program::Redis => "redis",
+            Program::Nginx => "nginx",
+            Program::Iperf3 => "iperf3",
+            Program::Postgres => "postgres",
+            Program::Nfs => "nfs",
+        }
+    }
+
+    /// Puts it into an image.
+    pub fn add_to(self, image: ImageBuilder) -> ImageBuilder {
+        jobs::image(self, image)
+    }
+
+    /// Its loads.
+    pub fn jobs(self) -> &'static [Job] {
+        jobs::of(self)
+    }
+}
+
+/// Everything once.
+pub fn round(
+    world: &World,
+    setup: &Setup,
+    (round, ways): (u32, &[Way]),
+    measured: &mut Measured,
+    progress: &mut Progress,
+) -> Result<(), BenchError> {
+    for program in &setup.programs {
+        if round == 0 {
+            start(world, *program, measured, progress);
+        }
+        if measured.failed.iter().any(|f| !f.repeated && f.name == program.name()) {
+            continue;
+        }
+        for job in program.jobs() {
+            let mut told = Vec::new();
+            for way in turned(ways, round) {
+                let load = || run(world, job, way, setup.length);
+                let name = (job.case, way.name());
+                let done = with_repeat(name, round, measured, progress, load);
+                let Some((answer, cpu_us_per_op, foreign)) = done else { continue };
+                told.push(format!("{} {:.0}", way.name(), answer.value));
+                let (case, value, latency_us) =
+                    (job.case.to_owned(), answer.value, answer.latency_us);
+                let load =
+                    ProgramLoad { round, case, way, value, latency_us, cpu_us_per_op, foreign };
+                measured.programs.push(load);
+            }
+            progress.step(&format!("{} ({}): {}", job.case, job.unit, told.join(", ")));
+        }
+    }
+    Ok(())
+}
+
+/// Starts the server. One that does not start is noted under the program's name.
+fn start(world: &World, program: Program, measured: &mut Measured, progress: &mut Progress) {
+    progress.step(&format!("starting {}", program.name()));
+    let [client, server] = world.guests();
+    let begin = || -> Result<(), BenchError> {
+        let plan = jobs::plan(program);
+        sh(server, plan.server)?;
+        if let Some((daemon, says)) = plan.daemon {
+            spawn(server, daemon, says)?;
+        }
+        sh(client, plan.client)?;
+        sh(server, plan.client).map(|_| ())
+    };
+    let case = program.jobs().first().map_or(program.name(), |job| job.case);
+    with_repeat((case, program.name()), 0, measured, progress, begin);
+}
+
+/// Starts a command that goes on, and waits until it says something.
+fn spawn(guest: &Guest, script: &str, says: &str) -> Result<(), BenchError> {
+    let failed = |e| BenchError::lab(format!("{script} on {}", guest.name()), e);
+    let mut running = guest.spawn(script).map_err(failed)?;
+    // Dropping it afterwards leaves the command running.
+    running.wait_line(says, LISTEN).map_err(failed)?;
+    Ok(())
+}
+
+fn run(
+    world: &World,
+    job: &Job,
+    way: Way,
+    length: Duration,
+) -> Result<(Answer, f64, f64), BenchError> {
+    let before = world.take(way)?;
+    let script = (job.script)(way.server(), (SETTLE + length).as_secs_f64());
+    let [client, server] = world.guests();
+    let (client, accounts) = match way {
+        Way::Loopback => (server, world.accounts(Way::TapBridge)),
+        _ => (client, world.accounts(way)),
+    };
+    let load = || {
+        let done = client.run_for(&script, SETTLE + length * 4 + GRACE);
+        done.and_then(lab::Output::ok).map_err(|e| failed_script(&script, client, &e))
+    };
+    let (text, usage) = metered(Window { settle: SETTLE, length }, &accounts, load)?;
+    let after = world.counters()?;
+    for (after, before) in after.iter().zip(&before) {
+        counters::check(&after.since(before), way.is_channel(), LEAST_PACKETS)?;
+    }
+    let answer = (job.read)(&text).filter(|answer| answer.value > 0.0);
+    let answer = answer.ok_or_else(|| BenchError::lab(&script, format!("it answered {text}")))?;
+    Ok((answer, usage.side * 1e6 / answer.value, usage.foreign))
+}

@@ -1,0 +1,219 @@
+//! Eight real VMs with uneven load on one sidecore, against QEMU's main loops and disk threads.
+//!
+//! # Theory of operation
+//! Two fleets of the same eight guests run at once, one on a daemon with one sidecore, one on
+//! QEMU's devices: virtio-net on TAP and bridge in each QEMU's main loop, virtio-blk in a thread of
+//! its own. In each round every guest of one fleet puts on its load at the same time as the others,
+//! then those of the other fleet; who is first changes from round to round, and the first round is
+//! thrown away. [`load`] says who does what; seeds and addresses are fixed, so both fleets do the
+//! same.
+//!
+//! CPU is read from a moment after the start to a moment before the end, thread by thread:
+//! `cpu_back_end` is the daemon, or QEMU's main loops and disk threads. Without KVM QEMU's main
+//! loop passes on the interrupts of vhost-user devices, which is no work of the daemon and none
+//! that a host with KVM has; `cpu_with_main_loops` counts it for us as well, so that both values
+//! can be judged. `cpu_all` is the whole fleet, guests included.
+//!
+//! # Limits
+//! - Guests have one vCPU and 128 MB, sixteen of them fit a machine of 4 GB.
+//! - With two CPUs for eight guests all loads compete for CPU under emulation: rates tell who
+//!   leaves more of it to the guests, not how fast a back end is.
+//! - Latencies of a round are percentiles of each program; of two programs the mean is taken.
+
+pub(crate) mod command;
+pub mod load;
+pub mod output;
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use lab::{KernelChoice, Lab};
+use serde::{Deserialize, Serialize};
+
+use crate::harness::cpu::Accounts;
+use crate::harness::error::BenchError;
+use crate::harness::fleet::{Base, Devices, Fleet};
+use crate::harness::folder::Folder;
+use crate::harness::host::{self, Thread};
+use crate::harness::progress::Progress;
+use crate::harness::runner::GRACE;
+use crate::harness::runner::Side;
+use load::{LOADS, Values};
+
+/// Time before CPU is read: all programs have started by then.
+const SETTLE: Duration = Duration::from_millis(800);
+
+/// What was asked for.
+#[derive(Debug)]
+pub struct Setup {
+    /// Rounds that count.
+    pub rounds: u32,
+    /// Length of each load.
+    pub length: Duration,
+    /// Kernel of all guests.
+    pub kernel: KernelChoice,
+    /// Our daemon.
+    pub millrace: PathBuf,
+    /// More lines for the daemon's `[sidecore]` table.
+    pub sidecore: String,
+    /// Where the results and, meanwhile, the disks are.
+    pub out: PathBuf,
+}
+
+/// Host CPU seconds per second.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Cpu {
+    /// The daemon; or QEMU's main loops and disk threads.
+    pub back_end: f64,
+    /// The same and QEMU's main loops.
+    pub with_main_loops: f64,
+    /// All processes of the side.
+    pub all: f64,
+    /// Part of the machine that strangers used.
+    pub foreign: f64,
+}
+
+/// One side of one round.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// What the guests' programs told, by class.
+    pub values: Values,
+    /// What the host spent.
+    pub cpu: Cpu,
+}
+
+/// Both sides of a round; 0 is the one thrown away.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// Counted from 1.
+    pub round: u32,
+    /// Millrace.
+    pub ours: Sample,
+    /// QEMU.
+    pub peer: Sample,
+}
+
+/// A fleet and the threads that serve its devices.
+struct Host {
+    fleet: Fleet,
+    /// QEMU's main loops.
+    loops: Vec<Thread>,
+    /// QEMU's disk threads; or all threads of the daemon.
+    own: Vec<Thread>,
+}
+
+impl Host {
+    fn boot(base: &Base, side: Side, sidecore: &str) -> Result<Host, BenchError> {
+        let (name, devices) = match side {
+            Side::Ours => ("our", Devices::Millrace { sidecore: format!("count = 1\n{sidecore}") }),
+            Side::Peer => ("peer", Devices::Qemu),
+        };
+        let fleet = Fleet::boot(base, name, &devices, &load::disks())?;
+        load::SERVERS.iter().try_for_each(|(guest, tool)| fleet.serve(*guest, tool))?;
+        let own = match fleet.daemon() {
+            Some(daemon) => host::named(daemon.pid(), "")?,
+            None => fleet.disk_threads()?,
+        };
+        Ok(Host { loops: fleet.main_loops(), own, fleet })
+    }
+}
+
+/// CPU times of one side at one moment.
+struct Moment {
+    at: Instant,
+    own_ns: u64,
+    loops_ns: u64,
+    machine: crate::harness::cpu::Snapshot,
+}
+
+impl Moment {
+    fn now(host: &Host, accounts: &Accounts) -> Result<Moment, BenchError> {
+        Ok(Moment {
+            at: Instant::now(),
+            own_ns: host::cpu_ns(&host.own)?,
+            loops_ns: host::cpu_ns(&host.loops)?,
+            machine: accounts.snapshot()?,
+        })
+    }
+
+    /// What was used since `earlier`. The main loops do the back end's work where QEMU serves the
+    /// devices.
+    fn since(&self, earlier: &Moment, accounts: &Accounts, side: Side) -> Cpu {
+        let wall_ns = (self.at - earlier.at).as_nanos().max(1) as f64;
+        let own = (self.own_ns - earlier.own_ns) as f64 / wall_ns;
+        let both = own + (self.loops_ns - earlier.loops_ns) as f64 / wall_ns;
+        let usage = accounts.between(&earlier.machine, &self.machine);
+        let back_end = match side {
+            Side::Ours => own,
+            Side::Peer => both,
+        };
+        Cpu { back_end, with_main_loops: both, all: usage.side, foreign: usage.foreign }
+    }
+}
+
+/// All loads of one side at once.
+fn put_on(
+    host: &Host,
+    accounts: &Accounts,
+    side: Side,
+    length: Duration,
+) -> Result<Sample, BenchError> {
+    let (over, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let start = |l: &'static load::Load| {
+            let (over, fleet) = (over.clone(), &host.fleet);
+            scope.spawn(move || {
+                let answer = fleet.tool(l.guest, &l.script(SETTLE + length), length + GRACE * 2);
+                drop(over);
+                answer.and_then(|a| l.read(&a))
+            })
+        };
+        let running: Vec<_> = LOADS.iter().map(start).collect();
+        drop(over);
+        // All programs have ended when this returns early; the counters are the same then.
+        let _ = ended.recv_timeout(SETTLE);
+        let first = Moment::now(host, accounts)?;
+        let _ = ended.recv_timeout(length);
+        let cpu = Moment::now(host, accounts)?.since(&first, accounts, side);
+        let join = |t: std::thread::ScopedJoinHandle<'_, Result<_, _>>| {
+            t.join().map_err(|_| BenchError::lab("put on a load", "its thread panicked"))?
+        };
+        let read = running.into_iter().map(join).collect::<Result<Vec<_>, _>>()?;
+        Ok(Sample { values: Values::of(&read), cpu })
+    })
+}
+
+/// Boots both fleets and measures; returns every round.
+pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Round>, BenchError> {
+    let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
+    let disks = Folder::new(&setup.out.join("consolidate-disks"))?;
+    let base = Base { lab: &lab, kernel: setup.kernel, millrace: &setup.millrace, disks: &disks };
+    progress.step("booting eight guests on Millrace");
+    let ours = Host::boot(&base, Side::Ours, &setup.sidecore)?;
+    progress.step("booting eight guests on QEMU's devices");
+    let peer = Host::boot(&base, Side::Peer, "")?;
+    let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
+    let load = |side| {
+        let (this, other) = match side {
+            Side::Ours => (&ours, &peer),
+            Side::Peer => (&peer, &ours),
+        };
+        let (side_pids, other) = (this.fleet.pids(), other.fleet.pids());
+        let accounts = Accounts { side: side_pids, other, spinners: Vec::new(), cores };
+        put_on(this, &accounts, side, setup.length)
+    };
+    let mut rounds = Vec::new();
+    for round in 0..=setup.rounds {
+        progress.step(&format!("round {round} of {}", setup.rounds));
+        let (ours, peer) = if round % 2 == 0 {
+            let ours = load(Side::Ours)?;
+            (ours, load(Side::Peer)?)
+        } else {
+            let peer = load(Side::Peer)?;
+            (load(Side::Ours)?, peer)
+        };
+        rounds.push(Round { round, ours, peer });
+    }
+    Ok(rounds)
+}

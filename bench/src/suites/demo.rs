@@ -1,0 +1,169 @@
+//! The bed of the demo: four VMs at once, two on Millrace and two on QEMU's own devices.
+
+pub mod cases;
+pub(crate) mod command;
+pub mod output;
+mod pair;
+mod storage;
+
+use std::cell::{Ref, RefCell};
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lab::{Daemon, ImageBuilder, KernelChoice, Lab};
+
+use crate::harness::cpu::Accounts;
+use crate::harness::error::BenchError;
+use crate::harness::folder::Folder;
+use crate::harness::progress::Progress;
+use crate::harness::runner::{self, Side};
+use cases::{Modes, Shell};
+use pair::Pair;
+
+/// Bytes of each disk image: more than the guest's memory, so that nobody serves it from there.
+const DISK_LEN_BYTES: u64 = 256 << 20;
+/// Address of the guest that puts on the load; both pairs have a network of their own.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+/// Address of the guest that answers.
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+
+/// What is to be booted.
+#[derive(Debug)]
+pub struct Setup {
+    kernel: KernelChoice,
+    millrace: PathBuf,
+    folder: PathBuf,
+}
+
+impl Setup {
+    /// `millrace` is the daemon's program; disk images are made in a folder within `out` and
+    /// removed at the end.
+    pub fn new(kernel: KernelChoice, millrace: PathBuf, out: &Path) -> Setup {
+        Setup { kernel, millrace, folder: out.join("demo-disks") }
+    }
+}
+
+/// The VMs, running. They go when this is dropped.
+pub struct Bed {
+    ours: RefCell<Pair>,
+    peer: RefCell<Pair>,
+    daemon: Daemon,
+    lab: Lab,
+    kernel: KernelChoice,
+    image: ImageBuilder,
+    /// QEMU's version, and that of the guests' kernel.
+    qemu: String,
+    release: String,
+    /// What the storage can do, where it is known.
+    ceiling: Option<String>,
+    cores: u32,
+    /// Last, so that the images go after their users.
+    disks: Folder,
+}
+
+impl Bed {
+    /// Makes disks, starts the daemon and boots all four VMs at once.
+    pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<Bed, BenchError> {
+        progress.step("preparing kernel, guest image and disks");
+        let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
+        let image = ImageBuilder::default().program("fio");
+        // Here, and not within the boot: the first run downloads and compiles.
+        lab.image(&image, setup.kernel).map_err(|e| BenchError::lab("make the image", e))?;
+        let disks = Folder::new(&setup.folder)?;
+        progress.step("asking what the storage can do");
+        let ceiling = storage::ceiling(&disks.image("ceiling.raw", DISK_LEN_BYTES)?);
+        progress.step("starting the daemon and four VMs");
+        let base = pair::Base { lab: &lab, kernel: setup.kernel, image: &image, disks: &disks };
+        pair::bridge(&lab)?;
+        let daemon = pair::daemon(&base, &setup.millrace)?;
+        let (ours, peer) = (pair::millrace(&base, &daemon)?, pair::qemu(&base)?);
+        for pair in [&ours, &peer] {
+            pair.wait_ready()?;
+        }
+        let release = ours.client.release().to_string();
+        progress.step(&format!("four VMs run Linux {release}"));
+        let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
+        let qemu = pair::qemu_version(&peer.client)?;
+        let (ours, peer, kernel) = (RefCell::new(ours), RefCell::new(peer), setup.kernel);
+        Ok(Bed { ours, peer, daemon, lab, kernel, image, qemu, release, ceiling, cores, disks })
+    }
+
+    fn pair(&self, side: Side) -> Ref<'_, Pair> {
+        match side {
+            Side::Ours => self.ours.borrow(),
+            Side::Peer => self.peer.borrow(),
+        }
+    }
+
+    /// What the rows tell of the set-up.
+    pub fn modes(&self) -> Modes {
+        Modes {
+            net: "1 vCPU, 1 queue pair, offloads on".into(),
+            disk: "raw, O_DIRECT, io_uring, 1 queue".into(),
+            server: IpAddr::V4(SERVER),
+            disk_path: "/dev/vda".into(),
+            disk_len_bytes: DISK_LEN_BYTES,
+        }
+    }
+
+    /// What the report tells of the set-up.
+    pub fn setup_text(&self) -> Vec<String> {
+        let mut text = vec![
+            format!(
+                "Four VMs run at once, two a side; only one pair is loaded at a time. Each: {}, \
+                 TCG, 1 vCPU, Linux {}, a network card and a disk of {} MB.",
+                self.qemu,
+                self.release,
+                DISK_LEN_BYTES >> 20
+            ),
+            "Millrace: one daemon with its defaults for this machine; vhost-user network on one \
+             switch (split rings, mergeable buffers), vhost-user disk (raw, O_DIRECT), vsock. \
+             Its network card has no MSI-X vectors, since QEMU 7.2 crashes with them under TCG; \
+             the peer's has."
+                .into(),
+            "Peer: QEMU’s virtio-net on TAP (vnet_hdr, checksum and segmentation offloads) in a \
+             Linux bridge of a private network namespace, without vhost; QEMU’s virtio-blk \
+             on a file of the same content in the same folder (cache=none, aio=io_uring, a thread \
+             of its own)."
+                .into(),
+        ];
+        text.extend(self.ceiling.clone());
+        text
+    }
+}
+
+impl Shell for Bed {
+    fn run(&self, side: Side, script: &str, timeout: Duration) -> Result<String, BenchError> {
+        let pair = self.pair(side);
+        let guest = &pair.client;
+        let output = guest.run_for(script, timeout).and_then(lab::Output::ok);
+        output.map_err(|e| BenchError::lab(format!("load on {}", guest.name()), e))
+    }
+}
+
+impl runner::Bed for Bed {
+    fn accounts(&self, side: Side) -> Accounts {
+        let mut ours = self.pair(Side::Ours).pids();
+        ours.push(self.daemon.pid());
+        let peer = self.pair(Side::Peer).pids();
+        let (side, other) = match side {
+            Side::Ours => (ours, peer),
+            Side::Peer => (peer, ours),
+        };
+        Accounts { side, other, spinners: Vec::new(), cores: self.cores }
+    }
+
+    fn renew(&self, side: Side) -> Result<(), BenchError> {
+        self.pair(side).kill();
+        let (image, disks) = (&self.image, &self.disks);
+        let base = pair::Base { lab: &self.lab, kernel: self.kernel, image, disks };
+        let (place, fresh) = match side {
+            Side::Ours => (&self.ours, pair::millrace(&base, &self.daemon)?),
+            Side::Peer => (&self.peer, pair::qemu(&base)?),
+        };
+        fresh.wait_ready()?;
+        place.replace(fresh);
+        Ok(())
+    }
+}

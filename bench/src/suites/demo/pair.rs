@@ -1,0 +1,139 @@
+//! Two guests of one side: one puts on the load, one answers.
+
+use std::path::Path;
+use std::time::Duration;
+
+use lab::{
+    Aio, CacheMode, Daemon, Disk, Guest, GuestBuilder, ImageBuilder, KernelChoice, Lab, Net, Vm,
+    Vsock,
+};
+
+use super::{CLIENT, DISK_LEN_BYTES, SERVER};
+use crate::harness::error::BenchError;
+use crate::harness::fleet::serve;
+use crate::harness::folder::Folder;
+
+/// Time for a guest to boot, on a busy machine.
+const READY: Duration = Duration::from_secs(60);
+/// Memory of a guest: fio comes with 90 MB of libraries, and they are in memory twice while the
+/// image unpacks, in a file system that may take half of it.
+const MEMORY_MB: u32 = 384;
+
+/// What both sides share.
+pub struct Base<'a> {
+    /// The session.
+    pub lab: &'a Lab,
+    /// Kernel of all guests.
+    pub kernel: KernelChoice,
+    /// Image of all guests.
+    pub image: &'a ImageBuilder,
+    /// Where disks are made.
+    pub disks: &'a Folder,
+}
+
+/// The guests of one side.
+pub struct Pair {
+    /// Puts on the load.
+    pub client: Guest,
+    /// Answers it.
+    pub server: Guest,
+}
+
+impl Base<'_> {
+    fn guest(&self, name: &str, address: impl std::fmt::Display, net: Net) -> GuestBuilder {
+        Guest::builder(name)
+            .kernel(self.kernel)
+            .image(self.image.clone())
+            .memory_mb(MEMORY_MB)
+            .net(net)
+            .address(format!("{address}/24"))
+    }
+
+    fn start(&self, guest: GuestBuilder) -> Result<Guest, BenchError> {
+        guest.start(self.lab).map_err(|e| BenchError::lab("boot a guest", e))
+    }
+}
+
+impl Pair {
+    /// Waits until both guests answer, and starts what the loads talk to.
+    pub fn wait_ready(&self) -> Result<(), BenchError> {
+        for guest in [&self.client, &self.server] {
+            let failed = |e| BenchError::lab(format!("boot guest {}", guest.name()), e);
+            guest.wait_ready(READY).map_err(failed)?;
+        }
+        self.start_servers()
+    }
+
+    /// Ends both guests at once, whatever they do.
+    pub fn kill(&self) {
+        self.client.kill();
+        self.server.kill();
+    }
+
+    fn start_servers(&self) -> Result<(), BenchError> {
+        ["agent rr-server", "agent sink"].iter().try_for_each(|tool| serve(&self.server, tool))
+    }
+
+    /// The QEMU processes.
+    pub fn pids(&self) -> Vec<u32> {
+        vec![self.client.pid(), self.server.pid()]
+    }
+}
+
+/// TAP devices of the peer's guests, by their names.
+const PEERS: [(&str, &str); 2] = [("peer-a", "tap0"), ("peer-b", "tap1")];
+
+/// The bridge with the peer's TAP devices.
+pub fn bridge(lab: &Lab) -> Result<(), BenchError> {
+    let net = lab.net();
+    net.bridge("br0").map_err(|e| BenchError::lab("make the bridge", e))?;
+    for (_, tap) in PEERS {
+        net.tap(tap, Some("br0")).map_err(|e| BenchError::lab(format!("make {tap}"), e))?;
+    }
+    Ok(())
+}
+
+/// Guests on QEMU's own devices: TAP of [`bridge`], virtio-blk on a file.
+pub fn qemu(base: &Base) -> Result<Pair, BenchError> {
+    let boot = |(name, tap): (&str, &str), address: std::net::Ipv4Addr| {
+        let mut disk = Disk::file(base.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?);
+        disk.cache = CacheMode::None;
+        disk.aio = Aio::IoUring;
+        base.start(base.guest(name, address, Net::tap(tap)).disk(disk))
+    };
+    Ok(Pair { client: boot(PEERS[0], CLIENT)?, server: boot(PEERS[1], SERVER)? })
+}
+
+/// Names of our guests, in the daemon's configuration as well.
+const OURS: [&str; 2] = ["our-a", "our-b"];
+
+/// The daemon with the ports of both guests: one switch, disks on files, vsock.
+pub fn daemon(base: &Base, program: &Path) -> Result<Daemon, BenchError> {
+    let mut daemon = Daemon::builder("d").binary(program).switch("lan", "");
+    for (name, cid) in OURS.into_iter().zip(3..) {
+        let path = base.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?;
+        let disk = format!("format = \"raw\"\npath = {:?}\ndirect = true", path.display());
+        let vm = Vm::new(name, "trust_domain = \"demo\"");
+        daemon = daemon.vm(vm.net("net0", "switch = \"lan\"").disk("disk0", &disk).vsock(cid));
+    }
+    daemon.start(base.lab).map_err(|e| BenchError::lab("start the daemon", e))
+}
+
+/// Guests on Millrace's devices.
+pub fn millrace(base: &Base, daemon: &Daemon) -> Result<Pair, BenchError> {
+    let boot = |name: &str, address: std::net::Ipv4Addr| {
+        let net = Net::vhost_user(daemon.socket(name, "net0")).into();
+        let disk = Disk::vhost_user(daemon.socket(name, "disk0"));
+        let vsock = Vsock::vhost_user(daemon.socket(name, "vsock"));
+        base.start(base.guest(name, address, net).disk(disk).vsock(vsock))
+    };
+    Ok(Pair { client: boot(OURS[0], CLIENT)?, server: boot(OURS[1], SERVER)? })
+}
+
+/// QEMU's version, as it says.
+pub fn qemu_version(guest: &Guest) -> Result<String, BenchError> {
+    let failed = |e| BenchError::lab("ask QEMU's version", e);
+    let answer = guest.qmp("query-version", serde_json::json!({})).map_err(failed)?;
+    let part = |name: &str| answer["qemu"][name].as_u64().unwrap_or_default();
+    Ok(format!("QEMU {}.{}.{}", part("major"), part("minor"), part("micro")))
+}

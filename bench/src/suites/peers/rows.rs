@@ -1,0 +1,112 @@
+//! Rows in the published format, one for each case, value and peer.
+
+use crate::harness::results::{CpuPerOp, Measured, Missing, Row};
+use crate::harness::stats::{ratio, significant, spread};
+
+use super::case::{self, Case, Metric};
+use super::front_end::Kind;
+use super::rounds::{CaseRuns, Part, Sample};
+use super::trial::OURS;
+
+/// Significant digits in result files.
+const DIGITS: i32 = 5;
+
+/// All rows, and the comparisons that have none.
+pub fn rows(runs: &[CaseRuns], front: Kind) -> (Vec<Row>, Vec<Missing>) {
+    let (mut rows, mut missing) = (Vec::new(), Vec::new());
+    for run in runs {
+        let Some(case) = case::ALL.into_iter().find(|c| c.name() == run.case) else { continue };
+        for metric in case.metrics() {
+            for peer in run.parts.iter().filter(|p| p.back_end != OURS) {
+                rows.extend(
+                    row(run, &case, metric, peer).map(|r| Row { front: front.mark(), ..r }),
+                );
+            }
+        }
+        missing.extend(run.parts.iter().filter_map(|p| absence(run, p)));
+    }
+    (rows, missing)
+}
+
+/// Why a back end has no row, if it has none.
+fn absence(run: &CaseRuns, part: &Part) -> Option<Missing> {
+    let failure = || run.failures.iter().rfind(|f| f.back_end == part.back_end);
+    let measured = counted(run).any(|r| sample_of(r, &part.back_end).is_some());
+    let why = match &part.absent {
+        Some(why) => why.clone(),
+        None if measured => return None,
+        None => format!("failed: {}", failure().map_or("no round", |f| f.why.as_str())),
+    };
+    Some(Missing { case: run.case.clone(), name: part.back_end.clone(), why })
+}
+
+fn counted(run: &CaseRuns) -> impl Iterator<Item = &super::rounds::Round> {
+    run.rounds.iter().filter(|r| r.round > 0)
+}
+
+fn sample_of<'a>(round: &'a super::rounds::Round, back_end: &str) -> Option<&'a Sample> {
+    round.samples.iter().find(|s| s.back_end == back_end)
+}
+
+fn row(run: &CaseRuns, case: &Case, metric: &Metric, peer: &Part) -> Option<Row> {
+    let pairs: Vec<(&Sample, &Sample)> = counted(run)
+        .filter_map(|r| Some((sample_of(r, OURS)?, sample_of(r, &peer.back_end)?)))
+        .collect();
+    let values: Vec<(f64, f64)> = pairs
+        .iter()
+        .filter_map(|(o, p)| Some(((metric.of)(&o.reading)?, (metric.of)(&p.reading)?)))
+        .collect();
+    let ratios: Option<Vec<f64>> =
+        values.iter().map(|(o, p)| ratio(*o, *p, metric.better)).collect();
+    let ratios = spread(&ratios?)?;
+    let side = |name: &str, of: &dyn Fn(&(f64, f64)) -> f64| {
+        let median = spread(&values.iter().map(of).collect::<Vec<_>>())?.median;
+        let value = significant(median, DIGITS);
+        Some(Measured { name: name.into(), value, unit: metric.unit.into() })
+    };
+    let goal = case::goal(case, metric, &peer.back_end, peer.reference);
+    let note = if peer.reference { "; reference: no vhost-user" } else { "" };
+    Some(Row {
+        case: format!("{}{}", run.case, metric.suffix),
+        ours: side(OURS, &|v| v.0)?,
+        peer: side(&peer.back_end, &|v| v.1)?,
+        better: metric.better,
+        ratio: significant(ratios.median, DIGITS),
+        ratio_min: significant(ratios.min, DIGITS),
+        ratio_max: significant(ratios.max, DIGITS),
+        rounds: values.len() as u32,
+        host_cpu_us_per_op: if metric.suffix.is_empty() { cpu(&pairs) } else { None },
+        target: goal.floor,
+        aim: goal.aim,
+        front: None,
+        mode: Some(format!("{}{note}", case.mode())),
+    })
+}
+
+fn cpu(pairs: &[(&Sample, &Sample)]) -> Option<CpuPerOp> {
+    let median = |of: &dyn Fn(&(&Sample, &Sample)) -> Option<f64>| {
+        let values: Option<Vec<f64>> = pairs.iter().map(of).collect();
+        Some(significant(spread(&values?)?.median, DIGITS))
+    };
+    Some(CpuPerOp { ours: median(&|p| p.0.cpu_us_per_op)?, peer: median(&|p| p.1.cpu_us_per_op)? })
+}
+
+/// Floors that could not be judged though their peer was to take part, and back ends that failed:
+/// one sentence each.
+pub fn failed(runs: &[CaseRuns], missing: &[Missing]) -> Vec<String> {
+    let is_failure = |m: &&Missing| m.why.starts_with("failed: ");
+    let mut out: Vec<String> = missing
+        .iter()
+        .filter(is_failure)
+        .map(|m| format!("{} {}: {}", m.case, m.name, m.why))
+        .collect();
+    // One round lost is told, and the median of the others stands.
+    for run in runs.iter().filter(|r| r.failures_of(OURS) == 1) {
+        let ours = run.failures.iter().find(|f| f.back_end == OURS);
+        out.extend(ours.map(|f| format!("{} {OURS}, round {}: {}", run.case, f.round, f.why)));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;
