@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::harness::error::BenchError;
-use crate::harness::svg::{Canvas, WIDTH, grid_step, trimmed};
+use crate::harness::svg::{Canvas, WIDTH};
 use crate::harness::table::{self, Section};
 
 /// First marker line of the summary.
@@ -148,15 +148,7 @@ fn svg(lines: &[Line]) -> String {
     let mut c = Canvas { body: String::new() };
     c.text(16.0, 26.0, "mr-text mr-title", "Millrace against a host without it");
     c.text(16.0, 44.0, "mr-small", "median of the rounds' own ratios; right is better; 1 is equal");
-    let step = grid_step(most);
-    let mut at = 0.0;
-    while at <= most {
-        let x = LEFT + at * scale;
-        c.line((x, TOP - 6.0), (x, bottom), "mr-grid");
-        c.text(x, bottom + 16.0, "mr-small mr-mid", &format!("{}×", trimmed(at)));
-        at += step;
-    }
-    c.line((LEFT + scale, TOP - 6.0), (LEFT + scale, bottom), "mr-one");
+    c.ratio_grid(LEFT, (TOP - 6.0, bottom), scale, most);
     for (i, line) in lines.iter().enumerate() {
         let top = TOP + i as f64 * ROW_HEIGHT;
         let mid = top + 26.0;

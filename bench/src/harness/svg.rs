@@ -70,6 +70,25 @@ impl Canvas {
         ));
     }
 
+    /// Grid of ratios up to `most`, from `left` on, between `top` and `bottom`, and the line of 1.
+    pub(crate) fn ratio_grid(
+        &mut self,
+        left: f64,
+        (top, bottom): (f64, f64),
+        scale: f64,
+        most: f64,
+    ) {
+        let step = grid_step(most);
+        let mut at = 0.0;
+        while at <= most {
+            let x = left + at * scale;
+            self.line((x, top), (x, bottom), "mr-grid");
+            self.text(x, bottom + 16.0, "mr-small mr-mid", &format!("{}×", trimmed(at)));
+            at += step;
+        }
+        self.line((left + scale, top), (left + scale, bottom), "mr-one");
+    }
+
     pub(crate) fn bar(&mut self, (x, y): (f64, f64), (w, h): (f64, f64), class: &str) {
         let w = w.max(0.5);
         self.body.push_str(&format!(
@@ -102,7 +121,7 @@ impl Canvas {
 }
 
 /// Distance between grid lines: 1, 2 or 5 times a power of ten, at most eight lines.
-pub(crate) fn grid_step(most: f64) -> f64 {
+fn grid_step(most: f64) -> f64 {
     let mut step = 10f64.powf((most / 8.0).log10().floor());
     for factor in [2.0, 2.5, 2.0] {
         if most / step <= 8.0 {
@@ -131,15 +150,7 @@ pub fn ratios(results: &Results) -> String {
         "median of the rounds' own ratios, right is better; thin line: slowest to fastest round",
     );
     let bottom = height - BOTTOM;
-    let step = grid_step(most);
-    let mut at = 0.0;
-    while at <= most {
-        let x = LEFT + at * scale;
-        c.line((x, TOP - 6.0), (x, bottom), "mr-grid");
-        c.text(x, bottom + 16.0, "mr-small mr-mid", &format!("{}×", trimmed(at)));
-        at += step;
-    }
-    c.line((LEFT + scale, TOP - 6.0), (LEFT + scale, bottom), "mr-one");
+    c.ratio_grid(LEFT, (TOP - 6.0, bottom), scale, most);
     for (i, row) in rows.iter().enumerate() {
         ratio_row(&mut c, row, TOP + i as f64 * ROW_HEIGHT, scale);
     }
@@ -150,7 +161,7 @@ pub fn ratios(results: &Results) -> String {
     c.finish(height, "Ratio of Millrace to its peer for each case")
 }
 
-pub(crate) fn trimmed(v: f64) -> String {
+fn trimmed(v: f64) -> String {
     let text = format!("{v:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }

@@ -28,9 +28,11 @@ pub mod others;
 pub mod output;
 pub mod plot;
 pub mod programs;
+pub mod rounds;
 pub mod rows;
 #[cfg(test)]
 mod testing;
+pub mod way;
 pub mod world;
 
 use std::path::PathBuf;
@@ -39,16 +41,13 @@ use std::time::Duration;
 use lab::KernelChoice;
 use serde::{Deserialize, Serialize};
 
-use crate::harness::distance::{Patience, is_far};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
-use crate::harness::repeat::turned;
 use crate::harness::repeat::{self, Failure};
-use crate::harness::spinner::Spinners;
-use case::Case;
-use others::{HookLoad, OthersLoad};
-use programs::ProgramLoad;
-use world::World;
+use case::{Case, Test};
+use programs::jobs::Program;
+
+pub use way::{Sample, Way};
 
 /// Failures of a load after which it is not put on any more: two in each of two rounds.
 const GIVEN_UP: usize = 4;
@@ -67,7 +66,7 @@ pub struct Setup {
     /// Datagrams of a load that tells the hook's cost; 0 for no traffic to others at all.
     pub hook_packets: u32,
     /// Real programs; if there are any, nothing else is measured.
-    pub programs: Vec<programs::Program>,
+    pub programs: Vec<Program>,
     /// Most microseconds that an idle CPU polls, on those ways of the channel that poll.
     pub poll_us: u32,
     /// Virtual CPUs of each guest.
@@ -82,107 +81,6 @@ pub struct Setup {
     pub millrace: PathBuf,
     /// Where the results are.
     pub out: PathBuf,
-}
-
-/// A way between the guests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Way {
-    /// QEMU's card on a TAP in a bridge.
-    TapBridge,
-    /// The same, with the sockets polling the card for 50 µs.
-    TapBridgeBusy,
-    /// Our switch, with the modules told to take nothing.
-    Switch,
-    /// Open vSwitch on DPDK, action "normal".
-    OvsNormal,
-    /// The channel, which copies everything.
-    ChannelCopy,
-    /// The channel without polling.
-    Channel,
-    /// The channel as it is shipped: an idle CPU polls for a while.
-    ChannelPoll,
-    /// The same, with the sockets polling as well, for 50 µs.
-    ChannelBusy,
-    /// The client's own 127.0.0.1.
-    Loopback,
-}
-
-impl Way {
-    /// All, in the order of results.
-    pub const ALL: [Way; 9] = [
-        Way::ChannelPoll,
-        Way::TapBridge,
-        Way::Switch,
-        Way::OvsNormal,
-        Way::Loopback,
-        Way::Channel,
-        Way::ChannelCopy,
-        Way::ChannelBusy,
-        Way::TapBridgeBusy,
-    ];
-
-    /// As in results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Way::TapBridge => "tap-bridge",
-            Way::TapBridgeBusy => "tap-bridge-busy",
-            Way::Switch => "switch",
-            Way::OvsNormal => "ovs-normal",
-            Way::ChannelCopy => "channel-copy",
-            Way::Channel => "channel",
-            Way::ChannelPoll => "channel-poll",
-            Way::ChannelBusy => "channel-busy",
-            Way::Loopback => "loopback",
-        }
-    }
-
-    /// Whether the channel's modules take its packets.
-    pub fn is_channel(self) -> bool {
-        matches!(self, Way::ChannelCopy | Way::Channel | Way::ChannelPoll | Way::ChannelBusy)
-    }
-
-    /// Whether sockets poll.
-    pub fn is_busy(self) -> bool {
-        matches!(self, Way::TapBridgeBusy | Way::ChannelBusy)
-    }
-
-    /// The server's address.
-    pub fn server(self) -> &'static str {
-        match self {
-            Way::TapBridge | Way::TapBridgeBusy => "10.0.0.2",
-            Way::OvsNormal => "10.0.2.2",
-            Way::Loopback => "127.0.0.1",
-            _ => "10.0.1.2",
-        }
-    }
-}
-
-/// What every load gives.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
-    /// Round trips per second, or MB received per second.
-    pub value: f64,
-    /// Mean of round trips, µs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mean_us: Option<f64>,
-    /// Median.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p50_us: Option<f64>,
-    /// 99th percentile.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p99_us: Option<f64>,
-    /// Of what was sent, the part that did not arrive.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lost: Option<f64>,
-    /// CPU time of the QEMU processes and of who is between them, µs for a round trip or a MB.
-    pub cpu_us_per_op: f64,
-    /// Part of the machine that strangers used; the kernel's threads are among them.
-    pub foreign: f64,
-    /// How far the guests' CPUs were from each other before and after it, ns ([`crate::harness::distance`]); left out
-    /// where that is not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub apart_ns: Option<[f64; 2]>,
 }
 
 /// A load between the guests.
@@ -219,90 +117,48 @@ pub struct Measured {
     pub failed: Vec<Failure>,
 }
 
-/// Boots the guests and measures.
-pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
-    // All the time: round trips over a CPU that sleeps in between measure its sleep.
-    let spinners = Spinners::start()?;
-    let world = World::boot(setup, spinners.tids().to_vec(), progress)?;
-    let mut measured = Measured::default();
-    if let Some(why) = world.no_ovs() {
-        progress.step(&format!("without {}: {why}", Way::OvsNormal.name()));
-        for case in &setup.cases {
-            measured.fail(&case.name(), Way::OvsNormal.name(), why.to_owned());
-        }
-    }
-    let ways: Vec<Way> = setup.ways.iter().copied().filter(|way| world.has(*way)).collect();
-    let mut patience = Patience::default();
-    for round in 0..=setup.rounds {
-        progress.step(&format!("round {round} of {}", setup.rounds));
-        if !setup.programs.is_empty() {
-            programs::round(&world, setup, (round, &ways), &mut measured, progress)?;
-            continue;
-        }
-        if round > 0 {
-            patience.add(setup.patience / setup.rounds.max(1));
-        }
-        for case in &setup.cases {
-            if setup.wants_near(*case) {
-                measured.waited_s += wait_near(&world, &mut patience, progress)?.as_secs_f64();
-            }
-            cell(&world, setup, (round, *case, &ways), &mut measured, progress);
-        }
-        if setup.hook_packets > 0 {
-            others::round(&world, setup, round, &mut measured, progress)?;
-        }
-    }
-    world.is_sound()?;
-    Ok(measured)
+/// Round trips between client and host.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct OthersLoad {
+    /// Counted from 1; 0 is the one thrown away.
+    pub round: u32,
+    /// The protocol.
+    pub test: Test,
+    /// Whether the hook was there.
+    pub hook: bool,
+    /// What it gave.
+    pub sample: Sample,
 }
 
-impl Setup {
-    /// Whether the channel is compared with the loopback, whose bytes stay on one CPU.
-    fn wants_near(&self, case: Case) -> bool {
-        let ways = &self.ways;
-        !case.test.is_rr() && ways.contains(&Way::Loopback) && ways.iter().any(|w| w.is_channel())
-    }
+/// Datagrams to nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HookLoad {
+    /// Counted from 1; 0 is the one thrown away.
+    pub round: u32,
+    /// Whether the hook was there.
+    pub hook: bool,
+    /// What one took in the guest, ns: the median over thousands.
+    pub packet_ns: f64,
 }
 
-/// Waits until the guests' CPUs are near each other; how long.
-fn wait_near(
-    world: &World,
-    patience: &mut Patience,
-    progress: &mut Progress,
-) -> Result<Duration, BenchError> {
-    let left = patience.left();
-    let Some(ns) = world.apart_ns().filter(|ns| is_far(*ns) && !left.is_zero()) else {
-        return Ok(Duration::ZERO);
-    };
-    progress.step(&format!(
-        "a cache line takes {ns:.0} ns between the host's CPUs and back: waiting for nearer ones, {:.0} s at \
-         most",
-        left.as_secs_f64()
-    ));
-    // Open vSwitch's thread would keep a CPU busy meanwhile.
-    world.take(Way::Loopback)?;
-    Ok(patience.wait(|| world.apart_ns()))
-}
-
-/// One case over all ways.
-fn cell(
-    world: &World,
-    setup: &Setup,
-    (round, case, ways): (u32, Case, &[Way]),
-    measured: &mut Measured,
-    progress: &mut Progress,
-) {
-    let name = case.name();
-    let mut told = Vec::new();
-    let ways: Vec<Way> = ways.iter().copied().filter(|way| case.runs_over(*way)).collect();
-    for way in turned(&ways, round) {
-        let load = || case::run(world, (case, way), setup.length);
-        let done = with_repeat((&name, way.name()), round, measured, progress, load);
-        let Some((sample, counted)) = done else { continue };
-        told.push(format!("{} {:.0}", way.name(), sample.value));
-        measured.loads.push(Load { round, case, way, sample, counted });
-    }
-    progress.step(&format!("{name} ({}): {}", case.test.unit(), told.join(", ")));
+/// One load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProgramLoad {
+    /// Counted from 1; 0 is the one thrown away.
+    pub round: u32,
+    /// The row's name.
+    pub case: String,
+    /// Over which way.
+    pub way: Way,
+    /// Requests per second, or MB/s.
+    pub value: f64,
+    /// Of a request, µs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<f64>,
+    /// CPU time of QEMU and daemon, µs for a request or a MB.
+    pub cpu_us_per_op: f64,
+    /// Part of the machine that strangers used.
+    pub foreign: f64,
 }
 
 impl Measured {

@@ -32,6 +32,7 @@ pub mod meter;
 pub mod output;
 pub mod plot;
 pub mod reference;
+pub mod rounds;
 pub mod rows;
 pub mod servers;
 #[cfg(test)]
@@ -48,8 +49,6 @@ use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
 use crate::harness::repeat::{self, Failure};
 use meter::Cpu;
-use servers::Server;
-use world::World;
 
 /// Failures of a load after which it is not put on any more: those of one round.
 const GIVEN_UP: usize = 2;
@@ -85,6 +84,33 @@ pub struct Setup {
     pub sidecore: String,
     /// Where the results and, meanwhile, the disks are.
     pub out: PathBuf,
+}
+
+impl Setup {
+    /// Bytes of all files of part two.
+    pub fn servers_files_bytes(&self) -> u64 {
+        if self.servers.is_empty() { 0 } else { self.sizes_bytes.iter().sum() }
+    }
+}
+
+/// A web server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Server {
+    /// nginx, one worker.
+    Nginx,
+    /// lighttpd.
+    Lighttpd,
+}
+
+impl Server {
+    /// As in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Server::Nginx => "nginx",
+            Server::Lighttpd => "lighttpd",
+        }
+    }
 }
 
 /// Who moves the bytes in part one.
@@ -200,21 +226,6 @@ pub struct Measured {
     /// What the agent said of the smallest pipe that pays.
     #[serde(default)]
     pub threshold: String,
-}
-
-/// Boots everything and measures.
-pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
-    let world = World::boot(setup, progress)?;
-    let mut measured = Measured::default();
-    let mut files = files::Files::new(&world, setup)?;
-    let servers = servers::start(&world, setup, &mut measured, progress)?;
-    for round in 0..=setup.rounds {
-        progress.step(&format!("round {round} of {}", setup.rounds));
-        files.round(round, &mut measured, progress)?;
-        servers.round(round, &mut measured, progress)?;
-    }
-    measured.threshold = world.agents_threshold()?;
-    Ok(measured)
 }
 
 /// As [`repeat::with_repeats`], noted with what was measured.

@@ -5,17 +5,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::counters::{self, Counters};
-use super::world::{BUSY_RR_PORT, World};
-use super::{Sample, Way};
-use crate::harness::error::BenchError;
-use crate::harness::runner::GRACE;
-use crate::harness::runner::{Window, metered};
+use super::way::{BUSY_RR_PORT, Sample, Way};
 use crate::harness::table::size_text;
 
 /// From the start of the guest's program until CPU time counts: it starts, connects, and the
 /// adaptive polling finds its length.
-const SETTLE: Duration = Duration::from_millis(150);
+pub(super) const SETTLE: Duration = Duration::from_millis(150);
 /// Most bytes of a datagram that fragments can carry with room for headers.
 const MAX_DATAGRAM_BYTES: u32 = 60_000;
 /// Most bytes of a packet that is cut later: a stream has at least so many.
@@ -90,7 +85,7 @@ impl Case {
         self.test.is_rr() || !way.is_busy()
     }
 
-    fn script(&self, way: Way, length: Duration) -> String {
+    pub(super) fn script(&self, way: Way, length: Duration) -> String {
         let (to, secs, bytes) = (way.server(), length.as_secs_f64(), self.bytes);
         // A socket takes the sysctl's value when it is made, so there is a server for each.
         let port = if way.is_busy() { format!(":{BUSY_RR_PORT}") } else { String::new() };
@@ -131,41 +126,6 @@ impl Case {
         let ops_per_s = sample.value;
         (ops_per_s > 0.0).then_some((sample, ops_per_s, packets as u64))
     }
-}
-
-/// Puts a load on; with what the modules counted. A load whose packets went another way is an error.
-pub fn run(
-    world: &World,
-    (case, way): (Case, Way),
-    length: Duration,
-) -> Result<(Sample, Counters), BenchError> {
-    let before = world.take(way)?;
-    let (script, window) = (case.script(way, SETTLE + length), Window { settle: SETTLE, length });
-    let load = || world.tool(&script, SETTLE + length + GRACE);
-    let apart_before = world.apart_ns();
-    let (answer, usage) = metered(window, &world.accounts(way), load)?;
-    let apart_after = world.apart_ns();
-    let after = world.counters()?;
-    let read = case.read(&answer).ok_or_else(|| {
-        BenchError::lab(&script, format!("the program's answer is not as expected: {answer}"))
-    });
-    let (mut sample, ops_per_s, packets) = read?;
-    sample.cpu_us_per_op = usage.side * 1e6 / ops_per_s;
-    sample.foreign = usage.foreign;
-    sample.apart_ns = apart_before.zip(apart_after).map(Into::into);
-    let [client, server] = [0, 1].map(|guest| after[guest].since(&before[guest]));
-    counters::check(&client, way.is_channel(), packets)?;
-    // Nobody answers a stream of datagrams.
-    let answers = if case.test.is_rr() { packets } else { 0 };
-    if !(way.is_channel() && answers == 0) {
-        counters::check(&server, way.is_channel(), answers)?;
-    }
-    let counted = client.and(&server);
-    if way == Way::ChannelCopy && counted.referred > 0 {
-        let why = format!("{} messages were passed by reference", counted.referred);
-        return Err(BenchError::lab("the load went the wrong way", why));
-    }
-    Ok((sample, counted))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::harness::table::Section;
 use crate::suites::channels::case::{Case, SIZES, Test};
 use crate::suites::channels::programs::{self, Program};
 use crate::suites::channels::world::POLL_US;
-use crate::suites::channels::{self, Measured, Setup, Way, output, rows};
+use crate::suites::channels::{Measured, Setup, Way, output, rounds, rows};
 
 /// Of a run of half an hour.
 const PATIENCE_S: u32 = 600;
@@ -121,8 +121,9 @@ impl Suite for ChannelsArgs {
             out: self.vms.out.clone(),
         })
     }
+
     fn measure(&self, setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
-        channels::run(setup, progress)
+        rounds::run(setup, progress)
     }
 
     fn report(

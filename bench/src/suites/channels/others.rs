@@ -6,11 +6,10 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::case::{Case, Test};
+use super::way::{Sample, Way};
 use super::world::{HOST, World, sh};
-use super::{Measured, Sample, Setup, Way, with_repeat};
+use super::{HookLoad, Measured, OthersLoad, Setup, with_repeat};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
 use crate::harness::repeat::turned;
@@ -27,30 +26,6 @@ const BYTES: u32 = 64;
 const SETTLE: Duration = Duration::from_millis(150);
 /// Longest time of one datagram: an emulated guest takes a tenth of it.
 const PACKET: Duration = Duration::from_micros(100);
-
-/// Round trips between client and host.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct OthersLoad {
-    /// Counted from 1; 0 is the one thrown away.
-    pub round: u32,
-    /// The protocol.
-    pub test: Test,
-    /// Whether the hook was there.
-    pub hook: bool,
-    /// What it gave.
-    pub sample: Sample,
-}
-
-/// Datagrams to nobody.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct HookLoad {
-    /// Counted from 1; 0 is the one thrown away.
-    pub round: u32,
-    /// Whether the hook was there.
-    pub hook: bool,
-    /// What one took in the guest, ns: the median over thousands.
-    pub packet_ns: f64,
-}
 
 /// Name of a side, as in results.
 pub fn side(hook: bool) -> &'static str {

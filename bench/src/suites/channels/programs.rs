@@ -3,21 +3,21 @@
 
 use std::time::Duration;
 
-use lab::{Guest, ImageBuilder};
-use serde::{Deserialize, Serialize};
+use lab::Guest;
 
+use super::way::Way;
 use super::world::{World, failed_script, sh};
-use super::{Measured, Setup, Way, counters, with_repeat};
+use super::{Measured, ProgramLoad, Setup, counters, with_repeat};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
 use crate::harness::repeat::turned;
 use crate::harness::runner::GRACE;
 use crate::harness::runner::{Window, metered};
 
-mod jobs;
+pub mod jobs;
 
-/// Of a guest: all programs with their libraries, twice while the image unpacks.
-pub const MEMORY_MB: u32 = 512;
+pub use jobs::{Answer, Job, Program};
+
 /// Ways that programs are measured over: the channel as it is shipped, without polling, and the peer;
 /// by the loopback, with the client in the server's guest, they cost what they cost without any way
 /// between guests.
@@ -28,92 +28,6 @@ const SETTLE: Duration = Duration::from_millis(300);
 const LISTEN: Duration = Duration::from_secs(60);
 /// Packets of the shortest load.
 const LEAST_PACKETS: u64 = 100;
-
-/// A server with its client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Program {
-    /// Redis and redis-benchmark.
-    Redis,
-    /// nginx and wrk.
-    Nginx,
-    /// iperf3.
-    Iperf3,
-    /// PostgreSQL and pgbench.
-    Postgres,
-    /// The kernel's NFS server and client.
-    Nfs,
-}
-
-/// What a client said.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Answer {
-    /// Requests per second, or MB/s.
-    pub value: f64,
-    /// Of a request, µs: the median, or the mean of a program that tells none.
-    pub latency_us: Option<f64>,
-}
-
-/// A load of a program.
-pub struct Job {
-    /// The row's name.
-    pub case: &'static str,
-    /// Of the value.
-    pub unit: &'static str,
-    /// Runs the client against an address for about so many seconds.
-    pub script: fn(&str, f64) -> String,
-    /// Reads what it printed.
-    pub read: fn(&str) -> Option<Answer>,
-    /// What is done.
-    pub mode: &'static str,
-}
-
-/// One load.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ProgramLoad {
-    /// Counted from 1; 0 is the one thrown away.
-    pub round: u32,
-    /// The row's name.
-    pub case: String,
-    /// Over which way.
-    pub way: Way,
-    /// Requests per second, or MB/s.
-    pub value: f64,
-    /// Of a request, µs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub latency_us: Option<f64>,
-    /// CPU time of QEMU and daemon, µs for a request or a MB.
-    pub cpu_us_per_op: f64,
-    /// Part of the machine that strangers used.
-    pub foreign: f64,
-}
-
-impl Program {
-    /// All that run.
-    pub const ALL: [Program; 5] =
-        [Program::Redis, Program::Nginx, Program::Iperf3, Program::Postgres, Program::Nfs];
-
-    /// As in results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Program::Redis => "redis",
-            Program::Nginx => "nginx",
-            Program::Iperf3 => "iperf3",
-            Program::Postgres => "postgres",
-            Program::Nfs => "nfs",
-        }
-    }
-
-    /// Puts it into an image.
-    pub fn add_to(self, image: ImageBuilder) -> ImageBuilder {
-        jobs::image(self, image)
-    }
-
-    /// Its loads.
-    pub fn jobs(self) -> &'static [Job] {
-        jobs::of(self)
-    }
-}
 
 /// Everything once.
 pub fn round(

@@ -1,7 +1,9 @@
 //! Rows in the published format: medians over the rounds.
 
 use super::case::{Case, Test};
-use super::{Load, Measured, Sample, Setup, Way, others, programs};
+use super::{
+    HookLoad, Load, Measured, OthersLoad, ProgramLoad, Sample, Setup, Way, others, programs,
+};
 use crate::harness::distance::{FAR_NS, is_far};
 use crate::harness::paired::{About, Goal, NONE, row};
 use crate::harness::results::{Missing, Row};
@@ -200,7 +202,7 @@ fn apart_rows(setup: &Setup, measured: &Measured, case: Case, way: Way) -> Vec<R
 
 fn others_row(setup: &Setup, measured: &Measured, test: Test) -> Option<Row> {
     let side = |round, hook| {
-        let wanted = |l: &&others::OthersLoad| (l.round, l.test, l.hook) == (round, test, hook);
+        let wanted = |l: &&OthersLoad| (l.round, l.test, l.hook) == (round, test, hook);
         let sample = measured.others.iter().find(wanted)?.sample;
         Some((sample.value, Some(sample.cpu_us_per_op)))
     };
@@ -219,7 +221,7 @@ fn others_row(setup: &Setup, measured: &Measured, test: Test) -> Option<Row> {
 /// Nanoseconds that the hook adds to a packet, by round.
 pub fn hook_ns(measured: &Measured) -> Vec<f64> {
     let with = measured.hook.iter().filter(|l| l.hook && l.round > 0);
-    let added = |l: &others::HookLoad| {
+    let added = |l: &HookLoad| {
         let without = measured.hook.iter().find(|o| !o.hook && o.round == l.round)?;
         Some(l.packet_ns - without.packet_ns)
     };
@@ -228,7 +230,7 @@ pub fn hook_ns(measured: &Measured) -> Vec<f64> {
 
 fn hook_row(setup: &Setup, measured: &Measured) -> Option<Row> {
     let side = |round, hook| {
-        let wanted = |l: &&others::HookLoad| (l.round, l.hook) == (round, hook);
+        let wanted = |l: &&HookLoad| (l.round, l.hook) == (round, hook);
         Some((measured.hook.iter().find(wanted)?.packet_ns, None))
     };
     let added = spread(&hook_ns(measured))?;
@@ -246,8 +248,6 @@ fn hook_row(setup: &Setup, measured: &Measured) -> Option<Row> {
     };
     row(about, setup.rounds, |round| Some((side(round, true)?, side(round, false)?)))
 }
-
-type ProgramLoad = programs::ProgramLoad;
 
 fn find_program<'a>(
     measured: &'a Measured,

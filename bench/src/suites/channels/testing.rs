@@ -7,9 +7,8 @@ use lab::KernelChoice;
 
 use super::case::{Case, SIZES, Test};
 use super::counters::Counters;
-use super::others::{HookLoad, OthersLoad};
-use super::programs::{Program, ProgramLoad};
-use super::{Load, Measured, Sample, Setup, Way};
+use super::programs::Program;
+use super::{HookLoad, Load, Measured, OthersLoad, ProgramLoad, Sample, Setup, Way};
 
 pub fn setup() -> Setup {
     let cases = Test::ALL.iter().flat_map(|test| SIZES.map(|size| Case::new(*test, size)));

@@ -10,8 +10,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 
+use super::Setup;
 use super::counters::{self, Counters};
-use super::{Setup, Way, programs};
+use super::way::{BUSY_RR_PORT, Way};
 use crate::harness::cleanup::Cleanup;
 use crate::harness::cpu::Accounts;
 use crate::harness::error::BenchError;
@@ -25,8 +26,8 @@ use crate::harness::progress::Progress;
 const NAMES: [&str; 2] = ["client", "server"];
 /// The host's end of the TAP bridge.
 pub const HOST: &str = "10.0.0.254";
-/// Of the server whose sockets poll.
-pub const BUSY_RR_PORT: u16 = 7100;
+/// Memory of a guest with programs, MB: all with their libraries, twice while the image unpacks.
+const PROGRAMS_MEMORY_MB: u32 = 512;
 /// Microseconds that sockets poll.
 const BUSY_US: u32 = 50;
 /// Microseconds that idle CPUs poll at most, as the module is shipped.
@@ -429,7 +430,7 @@ fn guest(lab: &Lab, setup: &Setup, image: &ImageBuilder, at: usize) -> GuestBuil
         .monitor(monitor);
     match setup.programs.is_empty() {
         true => guest,
-        false => guest.memory_mb(programs::MEMORY_MB),
+        false => guest.memory_mb(PROGRAMS_MEMORY_MB),
     }
 }
 

@@ -2,72 +2,17 @@
 
 pub mod disk;
 pub mod net;
-
-use std::time::Duration;
+pub mod program;
 
 use crate::harness::error::BenchError;
-use crate::harness::runner::{Case, GRACE, Rate, Side, Spec, Window};
-use crate::harness::stats::Better;
+use crate::harness::runner::Case;
+use program::Program;
+
+pub use program::{Modes, Shell};
 
 /// Names of all cases, in the order in which they run.
 pub const NAMES: [&str; 6] =
     ["tcp_rr", "udp_rr", "tcp_stream", "udp_small", "disk_rand_4k", "disk_seq_1m"];
-
-/// A place where a command can be run: a guest of each side.
-pub trait Shell {
-    /// Runs `script` in the guest that puts on the load and returns its standard output.
-    fn run(&self, side: Side, script: &str, timeout: Duration) -> Result<String, BenchError>;
-}
-
-/// What to run for a load of some length.
-type Script = Box<dyn Fn(Window) -> String>;
-/// Reads what the script wrote.
-type Parse = fn(&serde_json::Value) -> Option<Rate>;
-
-/// A case made of one guest program that prints JSON.
-pub struct Program<'a> {
-    spec: Spec,
-    shell: &'a dyn Shell,
-    script: Script,
-    parse: Parse,
-}
-
-impl Case for Program<'_> {
-    fn spec(&self) -> &Spec {
-        &self.spec
-    }
-
-    fn run(&mut self, side: Side, window: Window) -> Result<Rate, BenchError> {
-        let length = window.settle + window.length;
-        let text = self.shell.run(side, &(self.script)(window), length + GRACE)?;
-        read(&text, self.parse).ok_or_else(|| {
-            let what = format!("{} on {}", self.spec.name, side.name());
-            BenchError::lab(what, format!("the program's answer is not as expected: {text}"))
-        })
-    }
-}
-
-/// Programs may warn before their JSON; it begins at the first brace.
-fn read(text: &str, parse: Parse) -> Option<Rate> {
-    let json = &text[text.find('{')?..];
-    let mut values = serde_json::Deserializer::from_str(json).into_iter();
-    parse(&values.next()?.ok()?)
-}
-
-/// Facts about the bed that rows must tell.
-#[derive(Debug, Clone)]
-pub struct Modes {
-    /// How both network sides are set up.
-    pub net: String,
-    /// How both disks are set up.
-    pub disk: String,
-    /// Address of the guest that answers the load.
-    pub server: std::net::IpAddr,
-    /// Disk in the guest that puts on the load.
-    pub disk_path: String,
-    /// Bytes of that disk.
-    pub disk_len_bytes: u64,
-}
 
 /// Makes the case of that name.
 pub fn make<'a>(
@@ -82,27 +27,13 @@ pub fn make<'a>(
     Ok(Box::new(Program { spec, shell, script, parse }))
 }
 
-fn spec(name: &'static str, unit: &'static str, operation: &'static str) -> Spec {
-    Spec {
-        name,
-        unit,
-        operation,
-        better: Better::Higher,
-        target: None,
-        aim: None,
-        ours: "",
-        peer: "",
-        mode: String::new(),
-        latency: false,
-        settle: Duration::from_millis(600),
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use std::cell::RefCell;
+    use std::time::Duration;
 
     use super::*;
+    use crate::harness::runner::{Side, Window};
 
     /// Answers every script with the same text and remembers it.
     pub struct Canned {

@@ -9,7 +9,7 @@ use crate::harness::options::VmArgs;
 use crate::harness::progress::Progress;
 use crate::harness::suite::{Origin, Report, Suite};
 use crate::harness::table::Section;
-use crate::suites::modules::{self, Form, Measured, Setup, Shape, Side, output, rows, size_text};
+use crate::suites::modules::{Form, Measured, Setup, Shape, Side, output, rounds, rows, size_text};
 
 /// Largest rows, KiB: those of the paper's figures.
 const MAX_KIB: u32 = 128;
@@ -88,8 +88,9 @@ impl Suite for ModulesArgs {
         }
         Ok(setup)
     }
+
     fn measure(&self, setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
-        modules::run(setup, progress)
+        rounds::run(setup, progress)
     }
 
     fn report(

@@ -11,8 +11,7 @@ use crate::harness::options::two_cpus;
 use crate::harness::progress::Progress;
 use crate::harness::suite::{Origin, Report, Suite};
 use crate::harness::table::{Section, size_text};
-use crate::suites::pipes::servers::Server;
-use crate::suites::pipes::{self, Measured, Setup, output, rows};
+use crate::suites::pipes::{Measured, Server, Setup, output, rounds, rows};
 
 /// Most neighbours: those of the paper.
 const MAX_BUSY: i64 = 3;
@@ -110,8 +109,9 @@ impl Suite for PipesArgs {
         }
         Ok(setup)
     }
+
     fn measure(&self, setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
-        pipes::run(setup, progress)
+        rounds::run(setup, progress)
     }
 
     fn report(

@@ -1,7 +1,7 @@
 //! The paper's figures 3, 4 and 5.
 
+use super::Server;
 use super::meter::{Cpu, PARTS};
-use super::servers::Server;
 use super::{Cache, FileLoad, Measured, Mode, Setup};
 use crate::harness::stats::spread;
 use crate::harness::svg::{Canvas, WIDTH};

@@ -1,7 +1,7 @@
 //! Rows in the published format: medians over the rounds.
 
 use super::servers;
-use super::{Cache, FileLoad, Measured, Mode, ServerLoad, Setup};
+use super::{Cache, FileLoad, Measured, Mode, Server, ServerLoad, Setup};
 use crate::harness::paired::{About, Goal, NONE, row};
 use crate::harness::results::{Missing, Row};
 use crate::harness::stats::Better;
@@ -104,7 +104,7 @@ fn file_row(
 fn server_row(
     setup: &Setup,
     measured: &Measured,
-    (server, size_bytes, busy): (servers::Server, u64, usize),
+    (server, size_bytes, busy): (Server, u64, usize),
 ) -> Option<Row> {
     let find = |round, shim| {
         let wanted = |l: &&ServerLoad| {

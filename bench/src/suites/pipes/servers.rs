@@ -4,13 +4,11 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::files::TAIL;
 use super::http::Clients;
 use super::meter::Sum;
 use super::world::{SERVER, World};
-use super::{Measured, Sample, ServerLoad, Setup, with_repeats};
+use super::{Measured, Sample, Server, ServerLoad, Setup, with_repeats};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
 use crate::harness::repeat::turned;
@@ -32,25 +30,7 @@ const TURN_TAIL: Duration = Duration::from_millis(5);
 /// So long a part of what is measured a new process serves before: an emulated CPU translates its code first.
 const WARM_PART: u32 = 2;
 
-/// A web server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Server {
-    /// nginx, one worker.
-    Nginx,
-    /// lighttpd.
-    Lighttpd,
-}
-
 impl Server {
-    /// As in results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Server::Nginx => "nginx",
-            Server::Lighttpd => "lighttpd",
-        }
-    }
-
     /// Its two ports, which the sides take by turns.
     fn port(self, second: bool) -> u16 {
         let first = match self {
@@ -116,11 +96,6 @@ impl Server {
             Server::Lighttpd => "/usr/sbin/lighttpd",
         }
     }
-}
-
-/// Bytes of all files of part two.
-pub fn all_bytes(setup: &Setup) -> u64 {
-    if setup.servers.is_empty() { 0 } else { setup.sizes_bytes.iter().sum() }
 }
 
 /// The loads of part two.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::Server;
 use super::meter::Cpu;
-use super::servers::Server;
 use super::{Cache, FileLoad, Measured, Mode, Sample, ServerLoad, Setup};
 
 /// A run of two rounds.

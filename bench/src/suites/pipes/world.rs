@@ -59,7 +59,7 @@ impl World {
         progress.step("preparing kernel, guest image and disks");
         let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
         let disks = Folder::new(&setup.out.join("pipes-disks"))?;
-        let files_bytes = setup.file_bytes + super::servers::all_bytes(setup);
+        let files_bytes = setup.file_bytes + setup.servers_files_bytes();
         let image = disks.image("disk.raw", files_bytes + files_bytes / 16 + DISK_SPARE_BYTES)?;
         let file = disks.image("reference", setup.file_bytes)?;
         progress.step("starting the daemon and the server");

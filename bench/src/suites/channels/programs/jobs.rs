@@ -1,9 +1,74 @@
 //! Each program: its files, how its server starts, its loads, and how its client's words are read.
 
 use lab::ImageBuilder;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Answer, Job, Program};
+/// A server with its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Program {
+    /// Redis and redis-benchmark.
+    Redis,
+    /// nginx and wrk.
+    Nginx,
+    /// iperf3.
+    Iperf3,
+    /// PostgreSQL and pgbench.
+    Postgres,
+    /// The kernel's NFS server and client.
+    Nfs,
+}
+
+/// What a client said.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Answer {
+    /// Requests per second, or MB/s.
+    pub value: f64,
+    /// Of a request, µs: the median, or the mean of a program that tells none.
+    pub latency_us: Option<f64>,
+}
+
+/// A load of a program.
+pub struct Job {
+    /// The row's name.
+    pub case: &'static str,
+    /// Of the value.
+    pub unit: &'static str,
+    /// Runs the client against an address for about so many seconds.
+    pub script: fn(&str, f64) -> String,
+    /// Reads what it printed.
+    pub read: fn(&str) -> Option<Answer>,
+    /// What is done.
+    pub mode: &'static str,
+}
+
+impl Program {
+    /// All that run.
+    pub const ALL: [Program; 5] =
+        [Program::Redis, Program::Nginx, Program::Iperf3, Program::Postgres, Program::Nfs];
+
+    /// As in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Program::Redis => "redis",
+            Program::Nginx => "nginx",
+            Program::Iperf3 => "iperf3",
+            Program::Postgres => "postgres",
+            Program::Nfs => "nfs",
+        }
+    }
+
+    /// Puts it into an image.
+    pub fn add_to(self, image: ImageBuilder) -> ImageBuilder {
+        add_program(self, image)
+    }
+
+    /// Its loads.
+    pub fn jobs(self) -> &'static [Job] {
+        of(self)
+    }
+}
 
 /// How a server and its client's guest are made ready.
 pub struct Plan {
@@ -16,7 +81,7 @@ pub struct Plan {
 }
 
 /// Puts a program into an image.
-pub fn image(program: Program, image: ImageBuilder) -> ImageBuilder {
+fn add_program(program: Program, image: ImageBuilder) -> ImageBuilder {
     match program {
         Program::Redis => image
             // The server is a link to it.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Modes, Parse, Script, spec};
+use super::program::{Modes, Parse, Script, spec};
 use crate::harness::runner::{Rate, Spec, Window};
 
 /// Requests in flight of the random case.
@@ -70,8 +70,9 @@ fn sequential(answer: &Value) -> Option<Rate> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::make;
+    use super::super::program::read;
     use super::super::tests::{Canned, modes, window};
-    use super::super::{make, read};
     use super::*;
     use crate::harness::runner::Side;
 

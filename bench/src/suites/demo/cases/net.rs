@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Modes, Parse, Script, spec};
+use super::program::{Modes, Parse, Script, spec};
 use crate::harness::runner::{Rate, Spec, Window};
 
 /// Bytes of a small datagram's payload.
@@ -72,8 +72,9 @@ fn share(part: f64, whole: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::make;
+    use super::super::program::read;
     use super::super::tests::{Canned, modes, window};
-    use super::super::{make, read};
     use super::*;
     use crate::harness::runner::Side;
 
