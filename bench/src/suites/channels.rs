@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //! Two guests are booted once, with three network cards each: on QEMU's TAP and a bridge, on our
-//! switch, and on Open vSwitch with DPDK ([`world`]). A *way* ([`Way`]) is one of these cards, or the
+//! switch, and on Open vSwitch with DPDK ([`world`]). A *way* ([`Route`]) is one of these cards, or the
 //! switch's with the channel's modules taking its packets, with this or that setting of theirs, or the
 //! client's own loopback. Ways are changed by module parameters and addresses, so all of them are
 //! measured by the same programs in the same guests within seconds ([`case`]).
@@ -29,10 +29,10 @@ pub mod output;
 pub mod plot;
 pub mod programs;
 pub mod rounds;
+pub mod route;
 pub mod rows;
 #[cfg(test)]
 mod testing;
-pub mod way;
 pub mod world;
 
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ use crate::harness::repeat::{self, Failure};
 use case::{Case, Test};
 use programs::jobs::Program;
 
-pub use way::{Sample, Way};
+pub use route::{Route, Sample};
 
 /// Failures of a load after which it is not put on any more: two in each of two rounds.
 const GIVEN_UP: usize = 4;
@@ -62,7 +62,7 @@ pub struct Setup {
     /// What is measured between the guests.
     pub cases: Vec<Case>,
     /// Over which ways.
-    pub ways: Vec<Way>,
+    pub ways: Vec<Route>,
     /// Datagrams of a load that tells the hook's cost; 0 for no traffic to others at all.
     pub hook_packets: u32,
     /// Real programs; if there are any, nothing else is measured.
@@ -91,7 +91,7 @@ pub struct Load {
     /// What was done.
     pub case: Case,
     /// Over which way.
-    pub way: Way,
+    pub way: Route,
     /// What it gave.
     pub sample: Sample,
     /// What both guests' modules counted meanwhile.
@@ -149,7 +149,7 @@ pub struct ProgramLoad {
     /// The row's name.
     pub case: String,
     /// Over which way.
-    pub way: Way,
+    pub way: Route,
     /// Requests per second, or MB/s.
     pub value: f64,
     /// Of a request, µs.
@@ -185,13 +185,13 @@ mod tests {
 
     #[test]
     fn ways_have_their_names_and_addresses() {
-        for way in Way::ALL {
+        for way in Route::ALL {
             let json = serde_json::to_value(way).unwrap();
             assert_eq!(json, way.name());
             assert_eq!(way.is_channel(), way.name().starts_with("channel"));
             assert_eq!(way.is_busy(), way.name().ends_with("busy"));
         }
-        assert_eq!(Way::ALL.iter().filter(|w| w.server() == Way::Switch.server()).count(), 5);
+        assert_eq!(Route::ALL.iter().filter(|w| w.server() == Route::Switch.server()).count(), 5);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::way::{BUSY_RR_PORT, Sample, Way};
+use super::route::{BUSY_RR_PORT, Route, Sample};
 use crate::harness::table::size_text;
 
 /// From the start of the guest's program until CPU time counts: it starts, connects, and the
@@ -81,11 +81,11 @@ impl Case {
     }
 
     /// Sockets that poll are for those who wait for an answer.
-    pub fn runs_over(&self, way: Way) -> bool {
+    pub fn runs_over(&self, way: Route) -> bool {
         self.test.is_rr() || !way.is_busy()
     }
 
-    pub(super) fn script(&self, way: Way, length: Duration) -> String {
+    pub(super) fn script(&self, way: Route, length: Duration) -> String {
         let (to, secs, bytes) = (way.server(), length.as_secs_f64(), self.bytes);
         // A socket takes the sysctl's value when it is made, so there is a server for each.
         let port = if way.is_busy() { format!(":{BUSY_RR_PORT}") } else { String::new() };
@@ -141,27 +141,27 @@ mod tests {
             (case.name(), case.script(way, Duration::from_millis(750)))
         };
         for (got, name, text) in [
-            (script(Test::TcpRr, 64, Way::TapBridge), "tcp_rr_64", "rr tcp 10.0.0.2 0.75 64"),
+            (script(Test::TcpRr, 64, Route::TapBridge), "tcp_rr_64", "rr tcp 10.0.0.2 0.75 64"),
             (
-                script(Test::TcpRr, 64 << 10, Way::ChannelBusy),
+                script(Test::TcpRr, 64 << 10, Route::ChannelBusy),
                 "tcp_rr_64k",
                 "rr tcp 10.0.1.2:7100 0.75 65536",
             ),
             (
-                script(Test::UdpRr, 64 << 10, Way::OvsNormal),
+                script(Test::UdpRr, 64 << 10, Route::OvsNormal),
                 "udp_rr_60000",
                 "rr udp 10.0.2.2 0.75 60000",
             ),
             (
-                script(Test::UdpStream, 1024, Way::Loopback),
+                script(Test::UdpStream, 1024, Route::Loopback),
                 "udp_stream_1k",
                 "udp-small 127.0.0.1 0.75 1024",
             ),
         ] {
             assert_eq!((got.0.as_str(), got.1), (name, format!("exec agent {text}")));
         }
-        assert!(!Case::new(Test::TcpStream, 64).runs_over(Way::ChannelBusy));
-        assert!(Case::new(Test::UdpRr, 64).runs_over(Way::TapBridgeBusy));
+        assert!(!Case::new(Test::TcpStream, 64).runs_over(Route::ChannelBusy));
+        assert!(Case::new(Test::UdpRr, 64).runs_over(Route::TapBridgeBusy));
     }
 
     #[test]

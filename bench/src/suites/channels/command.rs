@@ -14,7 +14,7 @@ use crate::harness::table::Section;
 use crate::suites::channels::case::{Case, SIZES, Test};
 use crate::suites::channels::programs::{self, Program};
 use crate::suites::channels::world::POLL_US;
-use crate::suites::channels::{Measured, Setup, Way, output, rounds, rows};
+use crate::suites::channels::{Measured, Route, Setup, output, rounds, rows};
 
 /// Of a run of half an hour.
 const PATIENCE_S: u32 = 600;
@@ -36,7 +36,7 @@ pub struct ChannelsArgs {
     sizes: Vec<u32>,
     /// Only these ways between the guests.
     #[arg(long, value_delimiter = ',')]
-    ways: Vec<Way>,
+    ways: Vec<Route>,
     /// Datagrams whose time tells the hook's cost.
     #[arg(long, default_value_t = 1_000_000,
         value_parser = clap::value_parser!(u32).range(1_000..=100_000_000))]
@@ -83,9 +83,9 @@ impl Suite for ChannelsArgs {
             Some(named) if named.is_empty() => Program::ALL.to_vec(),
             Some(named) => named.clone(),
         };
-        let known = if programs.is_empty() { &Way::ALL[..] } else { &programs::WAYS };
-        let wanted = |way: &Way| self.ways.is_empty() || self.ways.contains(way);
-        let ways: Vec<Way> = known.iter().copied().filter(wanted).collect();
+        let known = if programs.is_empty() { &Route::ALL[..] } else { &programs::WAYS };
+        let wanted = |way: &Route| self.ways.is_empty() || self.ways.contains(way);
+        let ways: Vec<Route> = known.iter().copied().filter(wanted).collect();
         if ways.is_empty() {
             return Err(BenchError::lab("--ways", "none of them is measured here"));
         }

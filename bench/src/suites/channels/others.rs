@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::case::{Case, Test};
-use super::way::{Sample, Way};
+use super::route::{Route, Sample};
 use super::world::{HOST, World, sh};
 use super::{HookLoad, Measured, OthersLoad, Setup, with_repeat};
 use crate::harness::error::BenchError;
@@ -52,7 +52,7 @@ pub fn round(
         prepare(world)?;
     }
     // The channel's polling may have its effect on nobody else.
-    world.take(Way::TapBridge)?;
+    world.take(Route::TapBridge)?;
     for hook in turned(&[true, false], round) {
         // It is loaded before and after.
         if !hook {
@@ -94,7 +94,7 @@ fn round_trips(world: &World, test: Test, length: Duration) -> Result<Sample, Be
     let kind = if test == Test::TcpRr { "tcp" } else { "udp" };
     let total = SETTLE + length;
     let script = format!("exec agent rr {kind} {HOST} {:.2} {BYTES}", total.as_secs_f64());
-    let accounts = world.accounts(Way::TapBridge);
+    let accounts = world.accounts(Route::TapBridge);
     let load = || world.tool(&script, total + GRACE);
     let (answer, usage) = metered(Window { settle: SETTLE, length }, &accounts, load)?;
     let read = Case::new(test, BYTES).read(&answer);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::case::{Case, Test};
 use super::rows::hook_ns;
-use super::{Load, Measured, Setup, Way, others, plot};
+use super::{Load, Measured, Route, Setup, others, plot};
 use crate::harness::distance::{FAR_NS, is_far};
 use crate::harness::error::BenchError;
 use crate::harness::output::write_run;
@@ -82,7 +82,7 @@ fn page(
 
 /// PIVOT's tables I to IV: transactions per second and mean latency of each round.
 fn pivot(setup: &Setup, measured: &Measured) -> String {
-    let ways: Vec<Way> = Way::ALL.into_iter().filter(|way| setup.ways.contains(way)).collect();
+    let ways: Vec<Route> = Route::ALL.into_iter().filter(|way| setup.ways.contains(way)).collect();
     let names: Vec<&str> = ways.iter().map(|way| way.name()).collect();
     let sides = [true, false];
     let mut out = String::new();
@@ -190,7 +190,7 @@ fn disturbed(measured: &Measured) -> Option<String> {
 
 /// Streams between guests whose CPUs were far from each other, and how long they had waited.
 fn apart(measured: &Measured) -> Option<String> {
-    let is_stream = |l: &&Load| l.round > 0 && !l.case.test.is_rr() && l.way != Way::Loopback;
+    let is_stream = |l: &&Load| l.round > 0 && !l.case.test.is_rr() && l.way != Route::Loopback;
     let streams = measured.loads.iter().filter(is_stream);
     let all: Vec<f64> = streams.filter_map(|l| l.sample.apart_ns).flatten().collect();
     let of = spread(&all)?;
@@ -210,12 +210,12 @@ fn apart(measured: &Measured) -> Option<String> {
 
 /// Datagrams that did not arrive, by way: the median over its streams.
 fn lost(measured: &Measured) -> Vec<String> {
-    let share = |way: Way| {
+    let share = |way: Route| {
         let streams = measured.loads.iter().filter(|l| l.round > 0 && l.way == way);
         let streams = streams.filter(|l| l.case.test == Test::UdpStream);
         spread(&streams.filter_map(|l| l.sample.lost).collect::<Vec<_>>())
     };
-    let shares = Way::ALL.into_iter().filter_map(|way| Some((way, share(way)?)));
+    let shares = Route::ALL.into_iter().filter_map(|way| Some((way, share(way)?)));
     let told = shares.filter(|(_, share)| share.max > 0.0).map(|(way, share)| {
         format!(
             "udp_stream, {}: {:.1} % of the datagrams did not arrive (most {:.1} %)",
@@ -279,10 +279,10 @@ mod tests {
     fn what_was_lost_is_told() {
         let (setup, mut measured) = (setup(), measured());
         for load in &mut measured.loads {
-            if load.way == Way::ChannelPoll {
+            if load.way == Route::ChannelPoll {
                 load.sample.value /= 2.0;
             }
-            if load.way == Way::OvsNormal && load.case.test == Test::UdpStream {
+            if load.way == Route::OvsNormal && load.case.test == Test::UdpStream {
                 load.sample.lost = Some(0.25);
             }
         }
@@ -291,7 +291,7 @@ mod tests {
         measured.loads.last_mut().unwrap().sample.foreign = 0.5;
         measured.fail("tcp_rr_64", "ovs-normal", "round 1: gone".into());
         let results = Results { rows: rows::rows(&setup, &measured), ..samples::results() };
-        let is_stream = |l: &&Load| l.round > 0 && !l.case.test.is_rr() && l.way != Way::Loopback;
+        let is_stream = |l: &&Load| l.round > 0 && !l.case.test.is_rr() && l.way != Route::Loopback;
         let streams = measured.loads.iter().filter(is_stream).count();
         let far = measured.loads.iter().filter(is_stream).filter(|l| l.round == 3).count();
         let all = measured.loads.iter().filter(|l| l.round > 0).count()

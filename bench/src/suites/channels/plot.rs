@@ -2,7 +2,7 @@
 //! and what each costs the host.
 
 use super::case::{Case, Test};
-use super::{Load, Measured, Setup, Way};
+use super::{Load, Measured, Route, Setup};
 use crate::harness::stats::spread;
 use crate::harness::svg::{Canvas, SERIES, WIDTH};
 use crate::harness::table::number;
@@ -24,7 +24,7 @@ const NAMES: f64 = 150.0;
 const MARKS: [f64; 3] = [1.0, 2.0, 5.0];
 
 /// A panel: its title, and for each way its points.
-type Panel = (String, Vec<(Way, Vec<(f64, f64)>)>);
+type Panel = (String, Vec<(Route, Vec<(f64, f64)>)>);
 
 /// Lying bars with a scale of their own: their title, and each one's name, colour and value.
 type Group = (String, Vec<(String, usize, f64)>);
@@ -36,7 +36,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 /// Median of a value over the rounds that count.
 pub fn of(
     measured: &Measured,
-    (case, way): (Case, Way),
+    (case, way): (Case, Route),
     value: impl Fn(&Load) -> Option<f64>,
 ) -> Option<f64> {
     let wanted = |l: &&Load| l.round > 0 && (l.case, l.way) == (case, way);
@@ -48,14 +48,14 @@ fn lines(
     measured: &Measured,
     test: Test,
     value: impl Fn(&Load) -> Option<f64> + Copy,
-) -> Vec<(Way, Vec<(f64, f64)>)> {
-    let line = |&way: &Way| {
+) -> Vec<(Route, Vec<(f64, f64)>)> {
+    let line = |&way: &Route| {
         let cases = setup.cases.iter().filter(|case| case.test == test);
         let point = |case: &Case| Some((case.bytes.into(), of(measured, (*case, way), value)?));
         let points: Vec<_> = cases.filter_map(point).collect();
         (!points.is_empty()).then_some((way, points))
     };
-    Way::ALL.iter().filter_map(line).collect()
+    Route::ALL.iter().filter_map(line).collect()
 }
 
 /// Round trips per second by message size.
@@ -132,7 +132,7 @@ fn draw(title: &str, note: &str, panels: &[Panel]) -> String {
     let mut canvas = Canvas { body: String::new() };
     canvas.text(16.0, 26.0, "mr-text mr-title", title);
     canvas.text(16.0, 44.0, "mr-small", note);
-    let mut ways: Vec<Way> = panels.iter().flat_map(|p| p.1.iter().map(|line| line.0)).collect();
+    let mut ways: Vec<Route> = panels.iter().flat_map(|p| p.1.iter().map(|line| line.0)).collect();
     ways.sort_unstable_by_key(|way| series(*way));
     ways.dedup();
     legend(&mut canvas, &ways, 56.0);
@@ -171,11 +171,11 @@ fn draw_panel(canvas: &mut Canvas, (head, lines): &Panel, top: f64) {
 }
 
 /// A way has the same colour in each plot.
-fn series(way: Way) -> usize {
-    Way::ALL.iter().position(|w| *w == way).unwrap_or(0) % SERIES
+fn series(way: Route) -> usize {
+    Route::ALL.iter().position(|w| *w == way).unwrap_or(0) % SERIES
 }
 
-fn legend(canvas: &mut Canvas, ways: &[Way], y: f64) {
+fn legend(canvas: &mut Canvas, ways: &[Route], y: f64) {
     let mut x = 16.0;
     for way in ways {
         canvas.bar((x, y), (10.0, 10.0), &format!("mr-c{}", series(*way)));
@@ -216,14 +216,14 @@ pub fn cpu(setup: &Setup, measured: &Measured) -> String {
         cases.sort_unstable_by_key(|case| case.bytes);
         let ends = cases.first().into_iter().chain(cases.last().filter(|_| cases.len() > 1));
         for case in ends {
-            let bar = |&way: &Way| {
+            let bar = |&way: &Route| {
                 let value = of(measured, (*case, way), |l| Some(l.sample.cpu_us_per_op))?;
                 Some((way.name().to_owned(), series(way), value))
             };
             let what = if test.is_rr() { "µs a round trip" } else { "µs a MB" };
             groups.push((
                 format!("{}, {what}", case.name()),
-                Way::ALL.iter().filter_map(bar).collect(),
+                Route::ALL.iter().filter_map(bar).collect(),
             ));
         }
     }
@@ -258,7 +258,7 @@ pub fn hook(measured: &Measured) -> String {
 pub fn programs(setup: &Setup, measured: &Measured) -> String {
     let jobs = setup.programs.iter().flat_map(|program| program.jobs());
     let group = |job: &super::programs::Job| {
-        let bar = |&way: &Way| {
+        let bar = |&way: &Route| {
             let loads = measured.programs.iter().filter(|l| l.round > 0 && l.way == way);
             let value = median(loads.filter(|l| l.case == job.case).map(|l| l.value))?;
             Some((way.name().to_owned(), series(way), value))
@@ -278,13 +278,13 @@ mod tests {
     #[test]
     fn each_way_has_its_line_in_both_panels() {
         let svg = rates(&setup(), &measured());
-        assert_eq!(svg.matches("<polyline").count(), 2 * Way::ALL.len());
+        assert_eq!(svg.matches("<polyline").count(), 2 * Route::ALL.len());
         // Sockets that poll are for round trips only.
         let svg = streams(&setup(), &measured());
-        assert_eq!(svg.matches("<polyline").count(), 2 * (Way::ALL.len() - 2));
+        assert_eq!(svg.matches("<polyline").count(), 2 * (Route::ALL.len() - 2));
         assert!(svg.contains(">64k</text>") && svg.contains(">60000</text>"), "{svg}");
         let svg = latencies(&setup(), &measured());
-        assert_eq!(svg.matches("<polyline").count(), 4 * Way::ALL.len());
+        assert_eq!(svg.matches("<polyline").count(), 4 * Route::ALL.len());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lab::Guest;
 
-use super::way::Way;
+use super::route::Route;
 use super::world::{World, failed_script, sh};
 use super::{Measured, ProgramLoad, Setup, counters, with_repeat};
 use crate::harness::error::BenchError;
@@ -21,7 +21,8 @@ pub use jobs::{Answer, Job, Program};
 /// Ways that programs are measured over: the channel as it is shipped, without polling, and the peer;
 /// by the loopback, with the client in the server's guest, they cost what they cost without any way
 /// between guests.
-pub const WAYS: [Way; 4] = [Way::ChannelPoll, Way::TapBridge, Way::Channel, Way::Loopback];
+pub const WAYS: [Route; 4] =
+    [Route::ChannelPoll, Route::TapBridge, Route::Channel, Route::Loopback];
 /// From the start of a client until CPU time counts.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Time for a server to listen: an emulated guest reads its libraries first.
@@ -33,7 +34,7 @@ const LEAST_PACKETS: u64 = 100;
 pub fn round(
     world: &World,
     setup: &Setup,
-    (round, ways): (u32, &[Way]),
+    (round, ways): (u32, &[Route]),
     measured: &mut Measured,
     progress: &mut Progress,
 ) -> Result<(), BenchError> {
@@ -93,14 +94,14 @@ fn spawn(guest: &Guest, script: &str, says: &str) -> Result<(), BenchError> {
 fn run(
     world: &World,
     job: &Job,
-    way: Way,
+    way: Route,
     length: Duration,
 ) -> Result<(Answer, f64, f64), BenchError> {
     let before = world.take(way)?;
     let script = (job.script)(way.server(), (SETTLE + length).as_secs_f64());
     let [client, server] = world.guests();
     let (client, accounts) = match way {
-        Way::Loopback => (server, world.accounts(Way::TapBridge)),
+        Route::Loopback => (server, world.accounts(Route::TapBridge)),
         _ => (client, world.accounts(way)),
     };
     let load = || {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::case::{Case, SETTLE};
 use super::counters::{self, Counters};
-use super::way::{Sample, Way};
+use super::route::{Route, Sample};
 use super::world::World;
 use super::{Load, Measured, Setup, others, programs, with_repeat};
 use crate::harness::distance::{Patience, is_far};
@@ -21,12 +21,12 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
     let world = World::boot(setup, spinners.tids().to_vec(), progress)?;
     let mut measured = Measured::default();
     if let Some(why) = world.no_ovs() {
-        progress.step(&format!("without {}: {why}", Way::OvsNormal.name()));
+        progress.step(&format!("without {}: {why}", Route::OvsNormal.name()));
         for case in &setup.cases {
-            measured.fail(&case.name(), Way::OvsNormal.name(), why.to_owned());
+            measured.fail(&case.name(), Route::OvsNormal.name(), why.to_owned());
         }
     }
-    let ways: Vec<Way> = setup.ways.iter().copied().filter(|way| world.has(*way)).collect();
+    let ways: Vec<Route> = setup.ways.iter().copied().filter(|way| world.has(*way)).collect();
     let mut patience = Patience::default();
     for round in 0..=setup.rounds {
         progress.step(&format!("round {round} of {}", setup.rounds));
@@ -55,7 +55,7 @@ impl Setup {
     /// Whether the channel is compared with the loopback, whose bytes stay on one CPU.
     fn wants_near(&self, case: Case) -> bool {
         let ways = &self.ways;
-        !case.test.is_rr() && ways.contains(&Way::Loopback) && ways.iter().any(|w| w.is_channel())
+        !case.test.is_rr() && ways.contains(&Route::Loopback) && ways.iter().any(|w| w.is_channel())
     }
 }
 
@@ -75,7 +75,7 @@ fn wait_near(
         left.as_secs_f64()
     ));
     // Open vSwitch's thread would keep a CPU busy meanwhile.
-    world.take(Way::Loopback)?;
+    world.take(Route::Loopback)?;
     Ok(patience.wait(|| world.apart_ns()))
 }
 
@@ -83,13 +83,13 @@ fn wait_near(
 fn cell(
     world: &World,
     setup: &Setup,
-    (round, case, ways): (u32, Case, &[Way]),
+    (round, case, ways): (u32, Case, &[Route]),
     measured: &mut Measured,
     progress: &mut Progress,
 ) {
     let name = case.name();
     let mut told = Vec::new();
-    let ways: Vec<Way> = ways.iter().copied().filter(|way| case.runs_over(*way)).collect();
+    let ways: Vec<Route> = ways.iter().copied().filter(|way| case.runs_over(*way)).collect();
     for way in turned(&ways, round) {
         let load = || put_load(world, (case, way), setup.length);
         let done = with_repeat((&name, way.name()), round, measured, progress, load);
@@ -103,7 +103,7 @@ fn cell(
 /// Puts a load on; with what the modules counted. A load whose packets went another way is an error.
 fn put_load(
     world: &World,
-    (case, way): (Case, Way),
+    (case, way): (Case, Route),
     length: Duration,
 ) -> Result<(Sample, Counters), BenchError> {
     let before = world.take(way)?;
@@ -128,7 +128,7 @@ fn put_load(
         counters::check(&server, way.is_channel(), answers)?;
     }
     let counted = client.and(&server);
-    if way == Way::ChannelCopy && counted.referred > 0 {
+    if way == Route::ChannelCopy && counted.referred > 0 {
         let why = format!("{} messages were passed by reference", counted.referred);
         return Err(BenchError::lab("the load went the wrong way", why));
     }

@@ -2,7 +2,7 @@
 
 use super::case::{Case, Test};
 use super::{
-    HookLoad, Load, Measured, OthersLoad, ProgramLoad, Sample, Setup, Way, others, programs,
+    HookLoad, Load, Measured, OthersLoad, ProgramLoad, Route, Sample, Setup, others, programs,
 };
 use crate::harness::distance::{FAR_NS, is_far};
 use crate::harness::paired::{About, Goal, NONE, row};
@@ -20,42 +20,42 @@ const STREAM: Goal = Goal { target: Some(1.0), aim: Some(1.5) };
 const PROGRAM: Goal = Goal { target: Some(1.5), aim: Some(2.0) };
 
 /// Who is compared with whom in round trips.
-const RR: [(Way, Way); 12] = [
-    (Way::ChannelPoll, Way::TapBridge),
-    (Way::ChannelPoll, Way::Switch),
-    (Way::ChannelPoll, Way::OvsNormal),
-    (Way::ChannelPoll, Way::Loopback),
-    (Way::ChannelBusy, Way::TapBridge),
-    (Way::ChannelBusy, Way::TapBridgeBusy),
-    (Way::Channel, Way::TapBridge),
-    (Way::Channel, Way::Switch),
-    (Way::Channel, Way::OvsNormal),
-    (Way::Channel, Way::ChannelCopy),
-    (Way::Channel, Way::Loopback),
-    (Way::ChannelCopy, Way::TapBridge),
+const RR: [(Route, Route); 12] = [
+    (Route::ChannelPoll, Route::TapBridge),
+    (Route::ChannelPoll, Route::Switch),
+    (Route::ChannelPoll, Route::OvsNormal),
+    (Route::ChannelPoll, Route::Loopback),
+    (Route::ChannelBusy, Route::TapBridge),
+    (Route::ChannelBusy, Route::TapBridgeBusy),
+    (Route::Channel, Route::TapBridge),
+    (Route::Channel, Route::Switch),
+    (Route::Channel, Route::OvsNormal),
+    (Route::Channel, Route::ChannelCopy),
+    (Route::Channel, Route::Loopback),
+    (Route::ChannelCopy, Route::TapBridge),
 ];
 /// The same in latency.
-const LATENCY: [(Way, Way); 4] = [
-    (Way::ChannelPoll, Way::TapBridge),
-    (Way::ChannelBusy, Way::TapBridge),
-    (Way::ChannelBusy, Way::TapBridgeBusy),
-    (Way::Channel, Way::TapBridge),
+const LATENCY: [(Route, Route); 4] = [
+    (Route::ChannelPoll, Route::TapBridge),
+    (Route::ChannelBusy, Route::TapBridge),
+    (Route::ChannelBusy, Route::TapBridgeBusy),
+    (Route::Channel, Route::TapBridge),
 ];
 /// The same in streams.
-const STREAMS: [(Way, Way); 9] = [
-    (Way::Channel, Way::Loopback),
-    (Way::Channel, Way::TapBridge),
-    (Way::Channel, Way::Switch),
-    (Way::Channel, Way::OvsNormal),
-    (Way::Channel, Way::ChannelCopy),
-    (Way::ChannelPoll, Way::Loopback),
-    (Way::ChannelPoll, Way::TapBridge),
-    (Way::ChannelCopy, Way::Loopback),
-    (Way::ChannelCopy, Way::TapBridge),
+const STREAMS: [(Route, Route); 9] = [
+    (Route::Channel, Route::Loopback),
+    (Route::Channel, Route::TapBridge),
+    (Route::Channel, Route::Switch),
+    (Route::Channel, Route::OvsNormal),
+    (Route::Channel, Route::ChannelCopy),
+    (Route::ChannelPoll, Route::Loopback),
+    (Route::ChannelPoll, Route::TapBridge),
+    (Route::ChannelCopy, Route::Loopback),
+    (Route::ChannelCopy, Route::TapBridge),
 ];
 /// Whose best size is compared with the loopback at the same size. As with all goals, the one that counts is
 /// the channel as it is shipped.
-const BEST: [(Way, Goal); 2] = [(Way::Channel, NONE), (Way::ChannelPoll, STREAM)];
+const BEST: [(Route, Goal); 2] = [(Route::Channel, NONE), (Route::ChannelPoll, STREAM)];
 
 /// All rows for which there is a round.
 pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
@@ -82,7 +82,7 @@ pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
     }
     rows.extend(hook_row(setup, measured));
     for job in setup.programs.iter().flat_map(|program| program.jobs()) {
-        for way in [Way::ChannelPoll, Way::Channel] {
+        for way in [Route::ChannelPoll, Route::Channel] {
             rows.extend(program_rows(setup, measured, job, way));
         }
         rows.extend(own_work_row(setup, measured, job));
@@ -99,7 +99,7 @@ pub fn missing(measured: &Measured) -> Vec<Missing> {
     crate::harness::repeat::lost(&measured.failed)
 }
 
-fn find(measured: &Measured, round: u32, case: Case, way: Way) -> Option<&Load> {
+fn find(measured: &Measured, round: u32, case: Case, way: Route) -> Option<&Load> {
     measured.loads.iter().find(|l| (l.round, l.case, l.way) == (round, case, way))
 }
 
@@ -107,7 +107,7 @@ fn rate_row(
     setup: &Setup,
     measured: &Measured,
     case: Case,
-    (ours, peer): (Way, Way),
+    (ours, peer): (Route, Route),
 ) -> Option<Row> {
     let side = |round, way| {
         let sample = find(measured, round, case, way)?.sample;
@@ -115,8 +115,8 @@ fn rate_row(
     };
     let goal = match (ours, peer) {
         _ if !case.test.is_rr() || case.bytes != FLOOR_BYTES => NONE,
-        (Way::ChannelPoll, Way::TapBridge) => POLL,
-        (Way::ChannelBusy, Way::TapBridge) => BUSY,
+        (Route::ChannelPoll, Route::TapBridge) => POLL,
+        (Route::ChannelBusy, Route::TapBridge) => BUSY,
         _ => NONE,
     };
     let about = About {
@@ -135,7 +135,7 @@ fn latency_row(
     setup: &Setup,
     measured: &Measured,
     (case, (end, pick)): (Case, Percentile),
-    (ours, peer): (Way, Way),
+    (ours, peer): (Route, Route),
 ) -> Option<Row> {
     let side = |round, way| Some((pick(&find(measured, round, case, way)?.sample)?, None));
     let about = About {
@@ -154,7 +154,7 @@ fn latency_row(
 fn best_row(
     setup: &Setup,
     measured: &Measured,
-    (test, way): (Test, Way),
+    (test, way): (Test, Route),
     goal: Goal,
 ) -> Option<(Case, Row)> {
     let peak = |case: &&Case| {
@@ -164,7 +164,7 @@ fn best_row(
     };
     let cases = setup.cases.iter().filter(|case| case.test == test);
     let best = cases.max_by(|a, b| peak(a).total_cmp(&peak(b)))?;
-    let row = rate_row(setup, measured, *best, (way, Way::Loopback))?;
+    let row = rate_row(setup, measured, *best, (way, Route::Loopback))?;
     let row = Row {
         case: format!("{}_best", test.name()),
         target: goal.target,
@@ -177,13 +177,13 @@ fn best_row(
 
 /// The rounds of a case in which the guests' CPUs were near each other all the time, and those in which they
 /// were far. The loopback's bytes stay on one CPU, so these are different questions.
-fn apart_rows(setup: &Setup, measured: &Measured, case: Case, way: Way) -> Vec<Row> {
+fn apart_rows(setup: &Setup, measured: &Measured, case: Case, way: Route) -> Vec<Row> {
     let row_of = |far: bool| {
         let is_so = |apart_ns: [f64; 2]| apart_ns.iter().all(|ns| is_far(*ns) == far);
         let among = |load: &&Load| load.way != way || load.sample.apart_ns.is_some_and(is_so);
         let loads = measured.loads.iter().filter(|l| l.case == case).filter(among).copied();
         let part = Measured { loads: loads.collect(), ..Measured::default() };
-        let row = rate_row(setup, &part, case, (way, Way::Loopback))?;
+        let row = rate_row(setup, &part, case, (way, Route::Loopback))?;
         let (end, what) = if far { ("far", "more") } else { ("near", "no more") };
         Some(Row {
             case: format!("{}_best_{end}", case.test.name()),
@@ -253,7 +253,7 @@ fn find_program<'a>(
     measured: &'a Measured,
     job: &programs::Job,
     round: u32,
-    way: Way,
+    way: Route,
 ) -> Option<&'a ProgramLoad> {
     let wanted = |l: &&ProgramLoad| (l.round, l.way) == (round, way) && l.case == job.case;
     measured.programs.iter().find(wanted)
@@ -265,15 +265,15 @@ fn own_work_row(setup: &Setup, measured: &Measured, job: &programs::Job) -> Opti
     let side = |round, way| Some((find_program(measured, job, round, way)?.cpu_us_per_op, None));
     let about = About {
         case: format!("{}_own_work", job.case),
-        ours: Way::Loopback.name(),
-        peer: Way::TapBridge.name(),
+        ours: Route::Loopback.name(),
+        peer: Route::TapBridge.name(),
         unit: "µs",
         better: Better::Lower,
         goal: NONE,
         mode: format!("CPU time per {}; {}", per(job.unit), job.mode),
     };
     row(about, setup.rounds, |round| {
-        Some((side(round, Way::Loopback)?, side(round, Way::TapBridge)?))
+        Some((side(round, Route::Loopback)?, side(round, Route::TapBridge)?))
     })
 }
 
@@ -282,26 +282,26 @@ fn per(unit: &str) -> &str {
 }
 
 /// Throughput, and latency where the program tells it.
-fn program_rows(setup: &Setup, measured: &Measured, job: &programs::Job, way: Way) -> Vec<Row> {
+fn program_rows(setup: &Setup, measured: &Measured, job: &programs::Job, way: Route) -> Vec<Row> {
     let find = |round, way| find_program(measured, job, round, way);
     let about = |end: &str, unit, better, goal| About {
         case: format!("{}{end}", job.case),
         ours: way.name(),
-        peer: Way::TapBridge.name(),
+        peer: Route::TapBridge.name(),
         unit,
         better,
         goal,
         mode: job.mode.into(),
     };
-    let shipped = way == Way::ChannelPoll;
+    let shipped = way == Route::ChannelPoll;
     let goal = if shipped { PROGRAM } else { NONE };
     let rate = row(about("", job.unit, Better::Higher, goal), setup.rounds, |round| {
         let side = |way| find(round, way).map(|l| (l.value, Some(l.cpu_us_per_op)));
-        Some((side(way)?, side(Way::TapBridge)?))
+        Some((side(way)?, side(Route::TapBridge)?))
     });
     let latency = row(about("_latency", "µs", Better::Lower, NONE), setup.rounds, |round| {
         let side = |way| Some((find(round, way)?.latency_us?, None));
-        Some((side(way)?, side(Way::TapBridge)?))
+        Some((side(way)?, side(Route::TapBridge)?))
     });
     rate.into_iter().chain(latency).collect()
 }

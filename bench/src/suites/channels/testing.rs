@@ -8,7 +8,7 @@ use lab::KernelChoice;
 use super::case::{Case, SIZES, Test};
 use super::counters::Counters;
 use super::programs::Program;
-use super::{HookLoad, Load, Measured, OthersLoad, ProgramLoad, Sample, Setup, Way};
+use super::{HookLoad, Load, Measured, OthersLoad, ProgramLoad, Route, Sample, Setup};
 
 pub fn setup() -> Setup {
     let cases = Test::ALL.iter().flat_map(|test| SIZES.map(|size| Case::new(*test, size)));
@@ -16,7 +16,7 @@ pub fn setup() -> Setup {
         rounds: 3,
         length: Duration::from_millis(600),
         cases: cases.collect(),
-        ways: Way::ALL.to_vec(),
+        ways: Route::ALL.to_vec(),
         hook_packets: 1_000_000,
         programs: vec![Program::Redis],
         poll_us: 1_000,
@@ -30,20 +30,20 @@ pub fn setup() -> Setup {
 }
 
 /// How much faster than the TAP.
-fn speed(way: Way) -> f64 {
+fn speed(way: Route) -> f64 {
     match way {
-        Way::TapBridge => 1.0,
-        Way::TapBridgeBusy | Way::Switch => 1.25,
-        Way::OvsNormal => 0.5,
-        Way::Loopback => 2.0,
-        Way::ChannelCopy => 1.5,
-        Way::Channel => 2.0,
-        Way::ChannelPoll => 3.0,
-        Way::ChannelBusy => 4.0,
+        Route::TapBridge => 1.0,
+        Route::TapBridgeBusy | Route::Switch => 1.25,
+        Route::OvsNormal => 0.5,
+        Route::Loopback => 2.0,
+        Route::ChannelCopy => 1.5,
+        Route::Channel => 2.0,
+        Route::ChannelPoll => 3.0,
+        Route::ChannelBusy => 4.0,
     }
 }
 
-fn sample(round: u32, way: Way, case: Case) -> Sample {
+fn sample(round: u32, way: Route, case: Case) -> Sample {
     let rate = 1000.0 * speed(way) * f64::from(round + 1);
     let latency = case.test.is_rr().then_some(1e6 / rate);
     Sample {
@@ -68,7 +68,7 @@ pub fn measured() -> Measured {
     let mut measured = Measured::default();
     for round in 0..=setup.rounds {
         for case in &setup.cases {
-            for way in Way::ALL.into_iter().filter(|way| case.runs_over(*way)) {
+            for way in Route::ALL.into_iter().filter(|way| case.runs_over(*way)) {
                 let sample = sample(round, way, *case);
                 let counted = Counters::default();
                 measured.loads.push(Load { round, case: *case, way, sample, counted });
@@ -76,7 +76,7 @@ pub fn measured() -> Measured {
         }
         for hook in [true, false] {
             for test in [Test::TcpRr, Test::UdpRr] {
-                let sample = sample(round, Way::TapBridge, Case::new(test, 64));
+                let sample = sample(round, Route::TapBridge, Case::new(test, 64));
                 measured.others.push(OthersLoad { round, test, hook, sample });
             }
             let packet_ns = if hook { 5_100.0 } else { 5_000.0 } + f64::from(round);
@@ -90,7 +90,7 @@ pub fn measured() -> Measured {
                 way,
                 value,
                 latency_us: Some(1e6 / value),
-                cpu_us_per_op: if way == Way::Loopback { 600.0 } else { 900.0 },
+                cpu_us_per_op: if way == Route::Loopback { 600.0 } else { 900.0 },
                 foreign: 0.0,
             });
         }

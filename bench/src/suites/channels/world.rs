@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::Setup;
 use super::counters::{self, Counters};
-use super::way::{BUSY_RR_PORT, Way};
+use super::route::{BUSY_RR_PORT, Route};
 use crate::harness::cleanup::Cleanup;
 use crate::harness::cpu::Accounts;
 use crate::harness::error::BenchError;
@@ -74,7 +74,7 @@ pub struct World {
     /// Where the two guests' vCPUs run, if that is sure.
     pair: Option<[usize; 2]>,
     /// Where packets go now, if it is known.
-    way: Cell<Option<Way>>,
+    way: Cell<Option<Route>>,
     _cleanup: Cleanup,
 }
 
@@ -91,7 +91,7 @@ impl World {
         bridge(&lab)?;
         progress.step("starting the daemon and Open vSwitch");
         let daemon = daemon(&lab, setup)?;
-        let ovs = match setup.ways.contains(&Way::OvsNormal) {
+        let ovs = match setup.ways.contains(&Route::OvsNormal) {
             true => start_ovs(&lab, &mut cleanup).map_err(|e| e.to_string()),
             false => Err("not asked for".into()),
         };
@@ -196,8 +196,8 @@ impl World {
     }
 
     /// Whether a way is there.
-    pub fn has(&self, way: Way) -> bool {
-        way != Way::OvsNormal || self.ovs.is_ok()
+    pub fn has(&self, way: Route) -> bool {
+        way != Route::OvsNormal || self.ovs.is_ok()
     }
 
     /// Waits until the guests' modules have found each other.
@@ -212,11 +212,11 @@ impl World {
     }
 
     /// Makes packets go a way; what both modules had counted when they did, the client's first.
-    pub fn take(&self, way: Way) -> Result<[Counters; 2], BenchError> {
+    pub fn take(&self, way: Route) -> Result<[Counters; 2], BenchError> {
         let counted = if self.way.replace(None) == Some(way) {
             self.counters()?
         } else {
-            self.stop_ovs(way != Way::OvsNormal)?;
+            self.stop_ovs(way != Route::OvsNormal)?;
             self.settle(way)?
         };
         self.way.set(Some(way));
@@ -225,7 +225,7 @@ impl World {
 
     /// Sets both guests up, and sends packets until the modules' counters say that both guests' go
     /// where they should.
-    fn settle(&self, way: Way) -> Result<[Counters; 2], BenchError> {
+    fn settle(&self, way: Route) -> Result<[Counters; 2], BenchError> {
         let busy = if way.is_busy() { format!(":{BUSY_RR_PORT}") } else { String::new() };
         let probe = format!("agent rr udp {}{busy} 0.01 64", way.server());
         let script = format!("{}; {}", settings(way, self.poll_us), counters::SCRIPT);
@@ -277,13 +277,13 @@ impl World {
     }
 
     /// Whose CPU time belongs to a way.
-    pub fn accounts(&self, way: Way) -> Accounts {
+    pub fn accounts(&self, way: Route) -> Accounts {
         let (client, server) = (self.client.pid(), self.server.pid());
         let ovs = self.ovs.as_ref().ok().map(|ovs| ovs.process.pid());
         let side = match way {
-            Way::Loopback => vec![client],
-            Way::TapBridge | Way::TapBridgeBusy => vec![client, server],
-            Way::OvsNormal => [client, server].into_iter().chain(ovs).collect(),
+            Route::Loopback => vec![client],
+            Route::TapBridge | Route::TapBridgeBusy => vec![client, server],
+            Route::OvsNormal => [client, server].into_iter().chain(ovs).collect(),
             _ => vec![client, server, self.daemon.pid()],
         };
         let all = [client, server, self.daemon.pid()].into_iter().chain(ovs);
@@ -354,10 +354,10 @@ fn busy_sockets(us: u32) -> String {
 }
 
 /// Sets a guest up for a way.
-fn settings(way: Way, poll_us: u32) -> String {
-    let enabled = if way == Way::Switch { "N" } else { "Y" };
-    let refer = if way == Way::ChannelCopy { NEVER } else { REFER_BYTES };
-    let poll = if matches!(way, Way::ChannelPoll | Way::ChannelBusy) { poll_us } else { 0 };
+fn settings(way: Route, poll_us: u32) -> String {
+    let enabled = if way == Route::Switch { "N" } else { "Y" };
+    let refer = if way == Route::ChannelCopy { NEVER } else { REFER_BYTES };
+    let poll = if matches!(way, Route::ChannelPoll | Route::ChannelBusy) { poll_us } else { 0 };
     format!(
         "set -e; cd /sys/module; echo {enabled} > millrace_net/parameters/enabled; \
          echo {refer} > millrace_net/parameters/refer_bytes; \
@@ -411,7 +411,7 @@ fn start_ovs(lab: &Lab, cleanup: &mut Cleanup) -> Result<Switch, BenchError> {
     std::fs::create_dir(&folder).map_err(|e| BenchError::file("make folder", &folder, e))?;
     let hugepages = cleanup.reserve_huge_pages(HUGE_PAGES)?;
     let place = Place { poll_cpu, main_cpu, hugepages };
-    Switch::start(Way::OvsNormal.name(), &place, &folder)
+    Switch::start(Route::OvsNormal.name(), &place, &folder)
 }
 
 fn image(setup: &Setup) -> ImageBuilder {
@@ -441,12 +441,12 @@ mod tests {
     #[test]
     fn each_way_has_its_settings() {
         let has = |way, text: &str| settings(way, POLL_US).contains(text);
-        for way in Way::ALL {
-            assert_eq!(has(way, "echo N > millrace_net/parameters/enabled"), way == Way::Switch);
-            let polls = matches!(way, Way::ChannelPoll | Way::ChannelBusy);
+        for way in Route::ALL {
+            assert_eq!(has(way, "echo N > millrace_net/parameters/enabled"), way == Route::Switch);
+            let polls = matches!(way, Route::ChannelPoll | Route::ChannelBusy);
             assert_eq!(has(way, "echo 1000 > millrace_channel/parameters/poll_us"), polls);
             assert_eq!(has(way, "echo 50 > /proc/sys/net/core/busy_read"), way.is_busy());
-            assert_eq!(has(way, "echo 4096 > millrace_net/"), way != Way::ChannelCopy);
+            assert_eq!(has(way, "echo 4096 > millrace_net/"), way != Route::ChannelCopy);
         }
     }
 

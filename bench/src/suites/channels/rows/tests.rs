@@ -87,9 +87,9 @@ fn programs_have_throughput_and_latency() {
 fn rounds_without_both_sides_do_not_count_and_failures_are_missing() {
     let mut measured = measured();
     let case = Case::new(Test::TcpRr, 64);
-    let lost = |l: &Load| l.case == case && l.way == Way::OvsNormal && l.round != 2;
+    let lost = |l: &Load| l.case == case && l.way == Route::OvsNormal && l.round != 2;
     measured.loads.retain(|l| !lost(l));
-    measured.loads.retain(|l| l.way != Way::Switch);
+    measured.loads.retain(|l| l.way != Route::Switch);
     measured.fail("tcp_rr_64", "ovs-normal", "round 1: gone".into());
     measured.fail("tcp_rr_64", "ovs-normal", "round 3: gone".into());
     measured.fail("tcp_rr_64", "switch", "round 1: slow".into());

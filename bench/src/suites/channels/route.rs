@@ -8,7 +8,7 @@ pub const BUSY_RR_PORT: u16 = 7100;
 /// A way between the guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum Route {
     /// QEMU's card on a TAP in a bridge.
     TapBridge,
     /// The same, with the sockets polling the card for 50 µs.
@@ -29,51 +29,54 @@ pub enum Way {
     Loopback,
 }
 
-impl Way {
+impl Route {
     /// All, in the order of results.
-    pub const ALL: [Way; 9] = [
-        Way::ChannelPoll,
-        Way::TapBridge,
-        Way::Switch,
-        Way::OvsNormal,
-        Way::Loopback,
-        Way::Channel,
-        Way::ChannelCopy,
-        Way::ChannelBusy,
-        Way::TapBridgeBusy,
+    pub const ALL: [Route; 9] = [
+        Route::ChannelPoll,
+        Route::TapBridge,
+        Route::Switch,
+        Route::OvsNormal,
+        Route::Loopback,
+        Route::Channel,
+        Route::ChannelCopy,
+        Route::ChannelBusy,
+        Route::TapBridgeBusy,
     ];
 
     /// As in results.
     pub fn name(self) -> &'static str {
         match self {
-            Way::TapBridge => "tap-bridge",
-            Way::TapBridgeBusy => "tap-bridge-busy",
-            Way::Switch => "switch",
-            Way::OvsNormal => "ovs-normal",
-            Way::ChannelCopy => "channel-copy",
-            Way::Channel => "channel",
-            Way::ChannelPoll => "channel-poll",
-            Way::ChannelBusy => "channel-busy",
-            Way::Loopback => "loopback",
+            Route::TapBridge => "tap-bridge",
+            Route::TapBridgeBusy => "tap-bridge-busy",
+            Route::Switch => "switch",
+            Route::OvsNormal => "ovs-normal",
+            Route::ChannelCopy => "channel-copy",
+            Route::Channel => "channel",
+            Route::ChannelPoll => "channel-poll",
+            Route::ChannelBusy => "channel-busy",
+            Route::Loopback => "loopback",
         }
     }
 
     /// Whether the channel's modules take its packets.
     pub fn is_channel(self) -> bool {
-        matches!(self, Way::ChannelCopy | Way::Channel | Way::ChannelPoll | Way::ChannelBusy)
+        matches!(
+            self,
+            Route::ChannelCopy | Route::Channel | Route::ChannelPoll | Route::ChannelBusy
+        )
     }
 
     /// Whether sockets poll.
     pub fn is_busy(self) -> bool {
-        matches!(self, Way::TapBridgeBusy | Way::ChannelBusy)
+        matches!(self, Route::TapBridgeBusy | Route::ChannelBusy)
     }
 
     /// The server's address.
     pub fn server(self) -> &'static str {
         match self {
-            Way::TapBridge | Way::TapBridgeBusy => "10.0.0.2",
-            Way::OvsNormal => "10.0.2.2",
-            Way::Loopback => "127.0.0.1",
+            Route::TapBridge | Route::TapBridgeBusy => "10.0.0.2",
+            Route::OvsNormal => "10.0.2.2",
+            Route::Loopback => "127.0.0.1",
             _ => "10.0.1.2",
         }
     }
