@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -40,6 +41,14 @@ const SIOCBRADDIF: libc::Ioctl = 0x89a2;
 /// Longest interface name, without its final zero (`IFNAMSIZ`).
 const MAX_NAME: usize = libc::IFNAMSIZ - 1;
 
+/// How long an interface that another program has is waited for. A killed daemon has its TAP until
+/// the kernel is done with its io_uring, which is some time after the process has ended: on a
+/// loaded machine tenths of a second.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Pause between two tries.
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
+
 pub(super) fn open(config: &TapConfig) -> Result<Opened, NetError> {
     let fail = |what| {
         let name = config.name.clone();
@@ -51,7 +60,7 @@ pub(super) fn open(config: &TapConfig) -> Result<Opened, NetError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
         .map_err(|e| fail("opening /dev/net/tun")(e.into()))?;
-    let name = attach(&file, &config.name).map_err(fail("making the interface"))?;
+    let name = attach_free(&file, &config.name).map_err(fail("making the interface"))?;
     let vnet_len = VNET_LEN as libc::c_int;
     set(&file, libc::TUNSETVNETHDRSZ, &vnet_len).map_err(fail("setting the header length"))?;
     // Headers are little-endian whatever the host is (virtio 1.x).
@@ -91,6 +100,23 @@ fn ioctl<T>(file: &OwnedFd, number: libc::Ioctl, arg: *mut T) -> io::Result<()> 
 /// The TUN ioctls that take a pointer to an integer.
 fn set(file: &OwnedFd, number: libc::Ioctl, value: &libc::c_int) -> io::Result<()> {
     ioctl(file, number, std::ptr::from_ref(value).cast_mut())
+}
+
+/// As [`attach`], once nobody else has the interface.
+fn attach_free(file: &OwnedFd, name: &str) -> io::Result<String> {
+    let since = Instant::now();
+    loop {
+        match attach(file, name) {
+            Err(e) if is_busy(&e) && since.elapsed() < BUSY_TIMEOUT => {
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            answer => return answer,
+        }
+    }
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EBUSY)
 }
 
 fn attach(file: &OwnedFd, name: &str) -> io::Result<String> {
@@ -171,7 +197,7 @@ fn join(socket: &OwnedFd, name: &str, bridge: &str) -> io::Result<()> {
     request.ifr_ifru.ifru_ifindex = index as libc::c_int;
     match ioctl(socket, SIOCBRADDIF, &raw mut request) {
         // In a bridge already: in this one by an earlier daemon, or an administrator knows why.
-        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(()),
+        Err(e) if is_busy(&e) => Ok(()),
         other => other,
     }
 }

@@ -287,3 +287,22 @@ fn without_arp_frames_go_to_the_interface_itself_and_nothing_goes_first() {
         assert_eq!(frame[12..18], frame[18..24], "to and from the same address");
     });
 }
+
+/// As that of a killed daemon, whose ring the kernel ends after the process.
+#[test]
+fn a_tap_that_its_last_owner_is_about_to_leave_is_waited_for() {
+    in_namespace(|| {
+        let config = TapConfig { name: "mrleft0".into(), ..TapConfig::default() };
+        let last = Tap::open(&config).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let leaver = std::thread::spawn(move || {
+            told.recv().unwrap();
+            // The other one tries meanwhile: each try is a system call on the interface that is there.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            drop(last);
+        });
+        tell.send(()).unwrap();
+        assert_eq!(Tap::open(&config).unwrap().name(), "mrleft0");
+        leaver.join().unwrap();
+    });
+}
