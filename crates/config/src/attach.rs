@@ -29,7 +29,7 @@ pub enum AttachError {
         /// Port.
         port: String,
     },
-    /// Something is wrong with the request.
+    /// The request has problems.
     ///
     /// Remedy: mend each setting as its line says.
     #[error(transparent)]
