@@ -46,13 +46,13 @@ pub enum Command {
     /// Attach a port to a VM while the daemon runs
     Attach(Attach),
     /// Start a port that could not be started, or one of the config file that was detached
-    Start(Named),
+    Start(PortArgs),
     /// Detach a port
-    Detach(Named),
+    Detach(PortArgs),
     /// Take over a disk's new size
     Resize(Resize),
     /// Have requests of a disk go on that wait for its storage
-    Resume(Named),
+    Resume(PortArgs),
     /// Plug a network port's cable in or out
     Link(Link),
     /// Change what a VM is granted of the host's I/O
@@ -169,10 +169,10 @@ pub enum ChannelCommand {
     /// List the VMs that take part in channels, or may, with the reason where they do not
     Ls(Listing),
     /// Make a VM a member of its trust domain's channels
-    Join(OfVm),
+    Join(VmArgs),
     /// End a VM's membership, as before a migration: it gives back what it has of others, waits for
     /// what others have of it, and stays out until `join` or until its front end reconnects
-    Leave(OfVm),
+    Leave(VmArgs),
 }
 
 /// `module`.
@@ -184,7 +184,7 @@ pub enum ModuleCommand {
     Stats(ModuleStats),
     /// Replace a VM's modules by those of the config's files, which are read again; clients connect
     /// again. When that fails, the old ones stay
-    Load(OfVm),
+    Load(VmArgs),
     /// Copy a module's files into a file while it serves
     Backup(ModuleBackup),
     /// Check that a copy is whole, and say what it is of
@@ -194,9 +194,9 @@ pub enum ModuleCommand {
     Restore(ModuleRestore),
     /// End a VM's modules until they are resumed, also across restarts: their folder can go
     /// elsewhere
-    Drain(OfVm),
+    Drain(VmArgs),
     /// Have modules that were drained serve again, on whichever host their folder is
-    Resume(OfVm),
+    Resume(VmArgs),
 }
 
 /// `module backup`.
@@ -204,7 +204,7 @@ pub enum ModuleCommand {
 pub struct ModuleBackup {
     /// VM, and the daemon's control socket.
     #[command(flatten)]
-    pub of: OfVm,
+    pub target: VmArgs,
     /// Module
     pub module: String,
     /// File that gets its name once it is whole; - for the standard output; a pipe or device is
@@ -231,7 +231,7 @@ pub struct ModuleVerify {
 pub struct ModuleRestore {
     /// VM, and the daemon's control socket.
     #[command(flatten)]
-    pub of: OfVm,
+    pub target: VmArgs,
     /// Module
     pub module: String,
     /// Copy; - for the standard input
@@ -249,7 +249,7 @@ pub struct ModuleRestore {
 pub struct ModuleStats {
     /// VM, and the daemon's control socket.
     #[command(flatten)]
-    pub of: OfVm,
+    pub target: VmArgs,
     /// Module; left out: all
     pub module: Option<String>,
     /// Print JSON
@@ -259,7 +259,7 @@ pub struct ModuleStats {
 
 /// A VM by name.
 #[derive(Debug, Args)]
-pub struct OfVm {
+pub struct VmArgs {
     /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
@@ -287,7 +287,7 @@ pub struct Top {
 
 /// A port by name.
 #[derive(Debug, Args)]
-pub struct Named {
+pub struct PortArgs {
     /// Daemon's control socket.
     #[command(flatten)]
     pub socket: Socket,
@@ -319,7 +319,7 @@ pub struct Attach {
 pub struct Resize {
     /// The disk.
     #[command(flatten)]
-    pub named: Named,
+    pub named: PortArgs,
     /// New size, such as 64MiB, of a qcow2 image or a disk without a file; a raw disk has the size
     /// of its file
     pub size: Option<String>,
@@ -333,7 +333,7 @@ pub struct Resize {
 pub struct Link {
     /// The network port.
     #[command(flatten)]
-    pub named: Named,
+    pub named: PortArgs,
     /// Whether the cable is in
     #[arg(value_parser = ["up", "down"])]
     pub state: String,

@@ -1,5 +1,8 @@
 //! The commands that are clients of the control API, and `check`, `version`, `completions`.
 
+mod copies;
+pub mod modules;
+
 use std::io::Read;
 
 use anyhow::{Context, bail};
@@ -8,8 +11,8 @@ use control::client::{Answer, Client, encode};
 use serde_json::{Value, json};
 
 use crate::cli::{
-    Attach, ChannelCommand, Check, Cli, Completions, Link, Listing, LogLevel, Named, OfVm,
-    PipeCommand, Resize, Socket, Stop, Version, VmCommand,
+    Attach, ChannelCommand, Check, Cli, Completions, Link, Listing, LogLevel, PipeCommand,
+    PortArgs, Resize, Socket, Stop, Version, VmArgs, VmCommand,
 };
 use crate::process::{print, print_line};
 use crate::{exit, journal, render};
@@ -17,33 +20,29 @@ use crate::{exit, journal, render};
 /// Largest description of a port read from a file: the API takes no more.
 const MAX_BODY_LEN_BYTES: u64 = control::api::MAX_BODY_LEN_BYTES as u64;
 
-pub(crate) type Done = anyhow::Result<u8>;
+/// Exit code of a command that could ask.
+type CommandResult = anyhow::Result<u8>;
 
-pub(crate) fn ask(
-    socket: &Socket,
-    method: &str,
-    path: &str,
-    body: Option<&Value>,
-) -> anyhow::Result<Answer> {
+fn ask(socket: &Socket, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
     Ok(Client::new(&socket.socket).request(method, path, body)?)
 }
 
 /// Shows a refusal and gives its exit code.
-pub(crate) fn refused(answer: &Answer) -> u8 {
+fn refused(answer: &Answer) -> u8 {
     eprintln!("millrace: {}", answer.error());
     exit::REFUSED
 }
 
-pub(crate) fn pretty(value: &Value) -> anyhow::Result<String> {
+fn pretty(value: &Value) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value)?)
 }
 
-fn port_path(named: &Named, kind: &str) -> String {
+fn port_path(named: &PortArgs, kind: &str) -> String {
     format!("/v1/vms/{}/{kind}/{}", encode(&named.vm), encode(&named.port))
 }
 
 /// `check`.
-pub fn check(args: &Check) -> Done {
+pub fn check(args: &Check) -> CommandResult {
     let path = args.file.path();
     match config::load(&path) {
         Ok(config) if args.json => {
@@ -69,36 +68,36 @@ pub fn check(args: &Check) -> Done {
 }
 
 /// `status`.
-pub fn status(args: &Listing) -> Done {
+pub fn status(args: &Listing) -> CommandResult {
     list(args, "/v1/status", render::status)
 }
 
 /// `ports`.
-pub fn ports(args: &Listing) -> Done {
+pub fn ports(args: &Listing) -> CommandResult {
     list(args, "/v1/ports", render::ports)
 }
 
 /// `pipe ls`.
-pub fn pipe(command: &PipeCommand) -> Done {
+pub fn pipe(command: &PipeCommand) -> CommandResult {
     let PipeCommand::Ls(args) = command;
     list(args, "/v1/pipes", render::pipes)
 }
 
 /// `channel`.
-pub fn channel(command: &ChannelCommand) -> Done {
-    let tell = |args: &OfVm, what: &str| {
-        let path = format!("/v1/vms/{}/channel/{what}", encode(&args.vm));
+pub fn channel(command: &ChannelCommand) -> CommandResult {
+    let post = |args: &VmArgs, command: &str| {
+        let path = format!("/v1/vms/{}/channel/{command}", encode(&args.vm));
         let answer = ask(&args.socket, "POST", &path, None)?;
         Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
     };
     match command {
         ChannelCommand::Ls(args) => list(args, "/v1/channels", render::channels),
-        ChannelCommand::Join(args) => tell(args, "join"),
-        ChannelCommand::Leave(args) => tell(args, "leave"),
+        ChannelCommand::Join(args) => post(args, "join"),
+        ChannelCommand::Leave(args) => post(args, "leave"),
     }
 }
 
-pub(crate) fn list(args: &Listing, path: &str, show: fn(&Value) -> String) -> Done {
+fn list(args: &Listing, path: &str, show: fn(&Value) -> String) -> CommandResult {
     let answer = ask(&args.socket, "GET", path, None)?;
     if !answer.is_success() {
         return Ok(refused(&answer));
@@ -113,7 +112,7 @@ pub(crate) fn list(args: &Listing, path: &str, show: fn(&Value) -> String) -> Do
 }
 
 /// `attach`.
-pub fn attach(args: &Attach) -> Done {
+pub fn attach(args: &Attach) -> CommandResult {
     let text = body_text(&args.body)?;
     let body: Value = serde_json::from_str(&text).context("the port's description is not JSON")?;
     let path = format!("/v1/vms/{}/ports", encode(&args.vm));
@@ -149,7 +148,7 @@ fn body_text(argument: &str) -> anyhow::Result<String> {
 }
 
 /// `start`.
-pub fn start(args: &Named) -> Done {
+pub fn start(args: &PortArgs) -> CommandResult {
     let path = format!("{}/start", port_path(args, "ports"));
     let answer = ask(&args.socket, "POST", &path, None)?;
     if !answer.is_success() {
@@ -160,7 +159,7 @@ pub fn start(args: &Named) -> Done {
 }
 
 /// `detach`.
-pub fn detach(args: &Named) -> Done {
+pub fn detach(args: &PortArgs) -> CommandResult {
     let answer = ask(&args.socket, "DELETE", &port_path(args, "ports"), None)?;
     if !answer.is_success() {
         return Ok(refused(&answer));
@@ -175,7 +174,7 @@ pub fn detach(args: &Named) -> Done {
 }
 
 /// `resume`.
-pub fn resume(args: &Named) -> Done {
+pub fn resume(args: &PortArgs) -> CommandResult {
     let path = format!("{}/resume", port_path(args, "disks"));
     let answer = ask(&args.socket, "POST", &path, None)?;
     if !answer.is_success() {
@@ -186,7 +185,7 @@ pub fn resume(args: &Named) -> Done {
 }
 
 /// `resize`.
-pub fn resize(args: &Resize) -> Done {
+pub fn resize(args: &Resize) -> CommandResult {
     let body = match &args.size {
         Some(size) => json!({ "size": size }),
         None => json!({}),
@@ -206,7 +205,7 @@ pub fn resize(args: &Resize) -> Done {
 }
 
 /// `link`.
-pub fn link(args: &Link) -> Done {
+pub fn link(args: &Link) -> CommandResult {
     let body = json!({ "up": args.state == "up" });
     let path = format!("{}/link", port_path(&args.named, "nets"));
     let answer = ask(&args.named.socket, "PUT", &path, Some(&body))?;
@@ -224,7 +223,7 @@ pub fn link(args: &Link) -> Done {
 }
 
 /// `vm set`.
-pub fn vm(command: &VmCommand) -> Done {
+pub fn vm(command: &VmCommand) -> CommandResult {
     let VmCommand::Set(args) = command;
     let mut body = serde_json::Map::new();
     let mut add = |key: &str, value: Option<Value>| body.extend(value.map(|v| (key.into(), v)));
@@ -243,7 +242,7 @@ pub fn vm(command: &VmCommand) -> Done {
 }
 
 /// `metrics`.
-pub fn metrics(socket: &Socket) -> Done {
+pub fn metrics(socket: &Socket) -> CommandResult {
     let answer = ask(socket, "GET", "/v1/metrics", None)?;
     if !answer.is_success() {
         return Ok(refused(&answer));
@@ -253,7 +252,7 @@ pub fn metrics(socket: &Socket) -> Done {
 }
 
 /// `log-level`.
-pub fn log_level(args: &LogLevel) -> Done {
+pub fn log_level(args: &LogLevel) -> CommandResult {
     let body = args.filter.as_ref().map(|filter| json!({ "filter": filter }));
     let method = if body.is_some() { "PUT" } else { "GET" };
     let answer = ask(&args.socket, method, "/v1/log", body.as_ref())?;
@@ -273,14 +272,14 @@ pub fn log_level(args: &LogLevel) -> Done {
 }
 
 /// `stop`.
-pub fn stop(args: &Stop) -> Done {
+pub fn stop(args: &Stop) -> CommandResult {
     let body = json!({ "forget": args.forget });
     let answer = ask(&args.socket, "POST", "/v1/shutdown", Some(&body))?;
     Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
 }
 
 /// `version`.
-pub fn version(args: &Version) -> Done {
+pub fn version(args: &Version) -> CommandResult {
     let version = env!("CARGO_PKG_VERSION");
     if args.json {
         print_line(&json!({ "version": version, "api": "v1" }).to_string())?;
@@ -291,7 +290,7 @@ pub fn version(args: &Version) -> Done {
 }
 
 /// `completions`.
-pub fn completions(args: &Completions) -> Done {
+pub fn completions(args: &Completions) -> CommandResult {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "millrace", &mut script);
     print(&String::from_utf8(script)?)?;

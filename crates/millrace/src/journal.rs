@@ -89,12 +89,12 @@ where
     O: Write,
 {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut said = Said::default();
-        event.record(&mut said);
+        let mut content = EventText::default();
+        event.record(&mut content);
         let (priority, target) = (priority(*event.metadata().level()), event.metadata().target());
-        let text = said.line();
+        let text = content.line();
         let sent = self.socket.as_ref().is_some_and(|socket| {
-            socket.send(&datagram(priority, target, &text, &said.fields)).is_ok()
+            socket.send(&datagram(priority, target, &text, &content.fields)).is_ok()
         });
         if !sent {
             // One write, so that lines of two threads do not mix; a log that cannot be written is
@@ -117,12 +117,12 @@ fn priority(level: Level) -> u8 {
 
 /// Text and fields of an event.
 #[derive(Default)]
-struct Said {
+struct EventText {
     message: String,
     fields: Vec<(&'static str, String)>,
 }
 
-impl Said {
+impl EventText {
     /// The text for people: the message, then the fields.
     fn line(&self) -> String {
         let mut line = self.message.clone();
@@ -144,7 +144,7 @@ impl Said {
     }
 }
 
-impl Visit for Said {
+impl Visit for EventText {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.add(field, value.into());
     }
@@ -258,9 +258,9 @@ mod tests {
              MILLRACE_PORT=web/root\nMILLRACE_REQUESTS=7\n"
         );
         for (priority, text) in [(4, "late"), (6, "ready"), (7, "polled")] {
-            let said = receive();
-            assert!(said.starts_with(&format!("PRIORITY={priority}\n")), "{said}");
-            assert!(said.ends_with(&format!("MESSAGE={text}\n")), "{said}");
+            let entry = receive();
+            assert!(entry.starts_with(&format!("PRIORITY={priority}\n")), "{entry}");
+            assert!(entry.ends_with(&format!("MESSAGE={text}\n")), "{entry}");
         }
     }
 

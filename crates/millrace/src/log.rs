@@ -1,9 +1,10 @@
 //! The process's log: where it goes, and what is in it, which may change while it runs.
 
 use std::io::IsTerminal;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use anyhow::Context;
+use base::sync::lock;
 use control::plane::LogFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -51,15 +52,14 @@ pub fn init(directives: &str, json: bool) -> anyhow::Result<()> {
 /// Current filter of the log; `off` before the log begins.
 pub fn filter() -> LogFilter {
     let off = || LogFilter { filter: "off".into(), configured: "off".into() };
-    LOG.get()
-        .map_or_else(off, |log| log.filter.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    LOG.get().map_or_else(off, |log| lock(&log.filter).clone())
 }
 
 /// Changes what is logged until the process ends.
 pub fn set_filter(directives: &str) -> anyhow::Result<LogFilter> {
     let log = LOG.get().context("the log has not begun")?;
     // Changes of two people at once: the text is that of the later one.
-    let mut shown = log.filter.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shown = lock(&log.filter);
     log.handle.reload(parse(directives)?).context("changing what is logged")?;
     shown.filter = directives.into();
     Ok(shown.clone())

@@ -28,14 +28,13 @@
 mod backend;
 mod cli;
 mod commands;
-mod copies;
 mod exit;
 mod hand_over;
 mod holder;
 mod host;
 mod journal;
 mod log;
-mod modules_of_vm;
+mod module_process;
 mod process;
 mod render;
 mod serve;
@@ -63,7 +62,7 @@ fn run(cli: Cli) -> u8 {
         Command::Ports(args) => commands::ports(&args),
         Command::Pipe(command) => commands::pipe(&command),
         Command::Channel(command) => commands::channel(&command),
-        Command::Module(command) => modules_of_vm::command(&command),
+        Command::Module(command) => commands::modules::run(&command),
         Command::Top(args) => top::run(&args),
         Command::Attach(args) => commands::attach(&args),
         Command::Start(args) => commands::start(&args),
@@ -77,7 +76,7 @@ fn run(cli: Cli) -> u8 {
         Command::Stop(args) => commands::stop(&args),
         Command::Version(args) => commands::version(&args),
         Command::Holder(args) => holder::run(&args),
-        Command::ModuleProcess(args) => modules_of_vm::process(&args),
+        Command::ModuleProcess(args) => module_process::run(&args),
         Command::Completions(args) => commands::completions(&args),
         Command::VhostUserBlk(args) => return backend::run_blk(&args),
         Command::VhostUserNet(args) => return backend::run_net(&args),

@@ -7,9 +7,7 @@ use config::{Config, CreditConfig};
 use control::plane::CreditUsage;
 use control::sample::Metrics;
 use modules::Charge;
-use sidecore::{Account, Accounts, Settings, Spent, VmId};
-
-use super::Host;
+use sidecore::{Account, Accounts, Settings, Sidecore, Spent, VmId};
 
 fn settings(credit: &CreditConfig) -> Settings {
     Settings {
@@ -69,9 +67,30 @@ pub fn charge(accounts: &Arc<Accounts>, clock: &Arc<dyn Clock>, vm: &str) -> Cha
     }))
 }
 
-impl Host {
+/// Accounts of the VMs that have ports, known to all sidecores.
+pub struct VmAccounts {
+    accounts: Arc<Accounts>,
+    cores: Vec<Sidecore>,
+}
+
+impl VmAccounts {
+    /// Makes accounts of no VMs yet.
+    pub fn new(accounts: Arc<Accounts>, cores: Vec<Sidecore>) -> Self {
+        Self { accounts, cores }
+    }
+
+    /// Finds the account of a VM.
+    pub fn find(&self, vm: &str) -> Option<Arc<Account>> {
+        self.accounts.find(vm)
+    }
+
+    /// Lists all accounts.
+    pub fn list(&self) -> Vec<Arc<Account>> {
+        self.accounts.list()
+    }
+
     /// The account of a VM, opened when there is none.
-    pub(super) fn account(&self, config: &Config, vm: &str) -> anyhow::Result<VmId> {
+    pub fn open(&self, config: &Config, vm: &str) -> anyhow::Result<VmId> {
         if let Some(account) = self.accounts.find(vm) {
             return Ok(account.id());
         }
@@ -79,31 +98,28 @@ impl Host {
         let credit = entry.map(|v| v.credit).unwrap_or_default();
         let account = self.accounts.open(vm, settings(&credit));
         for core in &self.cores {
-            core.handle.enrol(account.clone())?;
+            core.enrol(account.clone())?;
         }
         Ok(account.id())
     }
 
-    /// Takes over what a VM is granted now.
-    pub(super) fn grant(&self, vm: &str, credit: &CreditConfig) -> anyhow::Result<()> {
+    /// Changes what a VM is granted.
+    pub fn grant(&self, vm: &str, credit: &CreditConfig) -> anyhow::Result<()> {
         // One without ports gets its settings with its first port.
         let Some(account) = self.accounts.find(vm) else { return Ok(()) };
         account.set(settings(credit));
         for core in &self.cores {
-            core.handle.enrol(account.clone())?;
+            core.enrol(account.clone())?;
         }
         Ok(())
     }
 
     /// Closes the account of a VM that has no port left.
-    pub(super) fn release_account(&self, vm: &str) {
-        if self.list().iter().any(|p| p.vm == vm && (p.live.is_ok() || p.check.is_some())) {
-            return;
-        }
+    pub fn close(&self, vm: &str) {
         let Some(account) = self.accounts.find(vm) else { return };
         for core in &self.cores {
             // A sidecore that is gone knows nobody.
-            let _ = core.handle.expel(account.id());
+            let _ = core.expel(account.id());
         }
         self.accounts.close(account.id());
     }

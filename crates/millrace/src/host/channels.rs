@@ -8,66 +8,35 @@ mod addresses;
 mod candidate;
 mod excludes;
 mod inbox;
+mod members;
 mod memory;
 mod show;
 #[cfg(test)]
 mod tests;
+mod vm;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use anyhow::Context;
-use channel::{ChannelError, Flow, MemberConfig, MemberInfo};
+use base::sync::lock;
+use channel::{ChannelError, MemberInfo};
 use config::Config;
 use control::plane::{ChannelState, ChannelStatus, PlaneError};
 use control::sample::Metrics;
 use flow::FlowKey;
 use pipe::NetFlows;
 
-use self::addresses::{Addresses, NetAddresses};
-use self::candidate::{Candidate, FrontEnds, Session, Vm};
+use self::addresses::NetAddresses;
+use self::candidate::{Candidate, FrontEnds, Session};
 use self::excludes::Excludes;
 use self::inbox::{Command, Inbox};
+use self::members::Members;
+use self::vm::Vm;
 use super::engine::Engine;
 use super::port::{Live, Ports};
 use super::shortcuts::Shortcuts;
-
-/// Operations of the crate `channel` that candidates use; a seam for tests.
-pub(super) trait Members: Send + Sync {
-    /// Waits until the VM is a member.
-    fn join(&self, config: MemberConfig) -> Result<(), ChannelError>;
-    /// Waits until the VM is no member any more.
-    fn leave(&self, vm: &str) -> Result<(), ChannelError>;
-    /// Changes the addresses by which peers know the VM.
-    fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError>;
-    /// Waits until the VM keeps exactly these flows off the channels.
-    fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError>;
-    /// Lists all members.
-    fn list(&self) -> Vec<MemberInfo>;
-}
-
-impl Members for channel::Channels {
-    fn join(&self, config: MemberConfig) -> Result<(), ChannelError> {
-        Self::join(self, config)
-    }
-
-    fn leave(&self, vm: &str) -> Result<(), ChannelError> {
-        Self::leave(self, vm)
-    }
-
-    fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError> {
-        Self::set_addresses(self, vm, &addresses.macs, &addresses.ips)
-    }
-
-    fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {
-        Self::exclude(self, vm, flows)
-    }
-
-    fn list(&self) -> Vec<MemberInfo> {
-        Self::list(self)
-    }
-}
 
 /// A VM with a `[vm.channel]`, and its thread.
 struct Seat {
@@ -111,7 +80,7 @@ impl Channels {
                 let bound = Box::new(move |vm: &str| flows_bound(&all, vm));
                 let excludes = Excludes::new(shortcuts, bound);
                 let front = |vm: &Vm| {
-                    Box::new(OfVm { ports: ports.clone(), vm: vm.name.clone() }) as Box<_>
+                    Box::new(VmPorts { ports: ports.clone(), vm: vm.name.clone() }) as Box<_>
                 };
                 Self::with(Arc::new(members), excludes, vms, front)
             }
@@ -148,7 +117,7 @@ impl Channels {
     }
 
     fn members(&self) -> Option<Arc<dyn Members>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.members).clone()
     }
 
     fn seat(&self, vm: &str) -> Option<&Seat> {
@@ -221,14 +190,14 @@ impl Channels {
         // This also ends the wait of one that is just joining.
         let left = leave_all(&*members, &BTreeSet::new());
         for seat in &self.seats {
-            let thread = seat.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let thread = lock(&seat.thread).take();
             if thread.is_some_and(|thread| thread.join().is_err()) {
                 tracing::error!(vm = %seat.vm.name, "the channel thread panicked");
             }
         }
         // One that had just begun to.
         leave_all(&*members, &left);
-        self.members.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.members).take();
     }
 }
 
@@ -267,13 +236,13 @@ fn flows_bound(ports: &Ports, vm: &str) -> Vec<FlowKey> {
     bound.concat()
 }
 
-/// The ports of one VM that run.
-struct OfVm {
+/// Running ports of one VM.
+struct VmPorts {
     ports: Ports,
     vm: String,
 }
 
-impl FrontEnds for OfVm {
+impl FrontEnds for VmPorts {
     fn sessions(&self) -> Vec<Session> {
         self.ports.each_live(&self.vm, |port, live| {
             let (number, memory) = live.session()?;

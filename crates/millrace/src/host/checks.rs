@@ -1,35 +1,18 @@
-//! Disks whose image is checked before it is served: they start beside everything else, and are
-//! shown meanwhile.
-//!
-//! The check of an image that was not closed reads all of its tables, which takes minutes where
-//! they are large and the storage is slow. So it is done without the lock on changes. Until it is
-//! over the port has its place in the list and no device. One that is detached is not started; its
-//! check ends as it would have.
+//! Checks of images under way: how many at a time, and who waits for them.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
-use std::vec::IntoIter;
 
+use base::sync::lock;
 use block::CheckProgress;
 use config::{DiskFormat, PortConfig};
-use control::plane::PlaneError;
 
-use super::engine::Engine;
-use super::guard::guarded;
-use super::port::{Port, full_name};
-use super::{Change, Host};
-use crate::process::describe;
-
-/// How long the start of the daemon waits for checks. Most are over sooner, and then whoever waited
-/// for the start finds all ports.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Checks at a time: more of them would only share the storage, and each takes a byte of memory for
-/// a cluster of its image.
-const MAX_CHECKS: usize = 4;
+/// Most checks at a time: more of them would only share the storage, and each takes a byte of memory
+/// for a cluster of its image.
+pub const MAX_CHECKS: usize = 4;
 
 /// The progress of the check that a port's image needs; none if it needs none.
-pub(super) fn needed(config: &PortConfig) -> Option<CheckProgress> {
+pub fn needed(config: &PortConfig) -> Option<CheckProgress> {
     let PortConfig::Disk(disk) = config else { return None };
     let DiskFormat::Qcow2 { path, .. } = &disk.format else { return None };
     let needs_check = !disk.read_only && block::qcow2::needs_check(path);
@@ -44,10 +27,10 @@ pub struct Checks {
 }
 
 #[derive(Default)]
-struct State {
+pub struct State {
     running: usize,
-    /// Ports of the start that have not come so far.
-    left_of_start: usize,
+    /// Ports of the daemon's start whose check is not over.
+    pub left_of_start: usize,
     is_stopped: bool,
 }
 
@@ -57,8 +40,8 @@ impl State {
     }
 }
 
-/// One of [`MAX_CHECKS`].
-struct Permit<'a>(&'a Checks);
+/// Permit for one of [`MAX_CHECKS`] checks.
+pub struct Permit<'a>(&'a Checks);
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
@@ -67,159 +50,33 @@ impl Drop for Permit<'_> {
 }
 
 impl Checks {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+    pub fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut lock(&self.state));
         self.changed.notify_all();
     }
 
-    /// Waits for a place; at the end of the daemon for nothing.
-    fn permit(&self) -> Permit<'_> {
+    /// Waits for a permit; at the end of the daemon for nothing.
+    pub fn permit(&self) -> Permit<'_> {
         let is_full = |state: &mut State| state.running >= MAX_CHECKS && !state.is_stopped;
-        let state = self.changed.wait_while(self.lock(), is_full);
+        let state = self.changed.wait_while(lock(&self.state), is_full);
         state.unwrap_or_else(PoisonError::into_inner).running += 1;
         Permit(self)
     }
 
-    /// Waits for the ports of the start, so long at most.
-    fn wait_a_while(&self, limit: Duration) {
+    /// Waits for the ports of the start, for `limit` at most.
+    pub fn wait_for_start_until(&self, limit: Duration) {
         // Whether they came in time is seen in the list.
-        let _ = self.changed.wait_timeout_while(self.lock(), limit, State::is_starting);
+        let _ = self.changed.wait_timeout_while(lock(&self.state), limit, State::is_starting);
     }
 
     /// Waits for the ports of the start. False at the end of the daemon.
-    fn wait(&self) -> bool {
-        let state = self.changed.wait_while(self.lock(), State::is_starting);
+    pub fn wait_for_start(&self) -> bool {
+        let state = self.changed.wait_while(lock(&self.state), State::is_starting);
         !state.unwrap_or_else(PoisonError::into_inner).is_stopped
     }
 
-    /// The daemon ends: nobody waits for checks any more.
-    pub(super) fn stop(&self) {
+    /// Ends all waits at the end of the daemon.
+    pub fn stop(&self) {
         self.change(|state| state.is_stopped = true);
-    }
-}
-
-/// Ports that no checker has taken yet.
-struct Left(Mutex<IntoIter<Arc<Port>>>);
-
-impl Left {
-    fn next(&self) -> Option<Arc<Port>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).next()
-    }
-}
-
-impl Host {
-    /// Starts ports whose image is checked first, and waits for that, but not for long.
-    pub(super) fn begin_checks(self: &Arc<Self>, ports: Vec<Arc<Port>>) {
-        let count = ports.len();
-        self.checks.change(|state| state.left_of_start += count);
-        let left = Arc::new(Left(Mutex::new(ports.into_iter())));
-        let spawn = |_: &usize| {
-            let (host, left) = (Arc::clone(self), Arc::clone(&left));
-            let thread = std::thread::Builder::new().name("millrace-check".into());
-            let spawned = thread.spawn(move || host.check_all(&left));
-            spawned.inspect_err(|e| tracing::error!("no thread for checks of images: {e}")).is_ok()
-        };
-        if (0..count.min(MAX_CHECKS)).filter(spawn).count() == 0 {
-            self.check_all(&left);
-        }
-        self.checks.wait_a_while(PATIENCE);
-    }
-
-    fn check_all(&self, left: &Left) {
-        while let Some(port) = left.next() {
-            self.start_checked(&port, |_, _| ());
-            self.checks.change(|state| state.left_of_start -= 1);
-        }
-    }
-
-    /// Waits until all ports of the start have come, or failed. False at the end of the daemon.
-    pub fn wait_for_checks(&self) -> bool {
-        self.checks.wait()
-    }
-
-    /// Attaches a listed disk whose image is checked first; if that fails it is as if it had never
-    /// been there.
-    pub(super) fn attach_checked(&self, port: &Arc<Port>) -> Result<Arc<Port>, PlaneError> {
-        let (vm, name) = (&port.vm, port.config.name());
-        let settle = |change: &mut Change, started: &Arc<Port>| match &started.live {
-            Ok(_) => change.runtime_changes.record_attach(&change.config, vm, &port.config),
-            Err(_) => {
-                self.ports.remove(started);
-                started.leave_socket();
-                self.forget_port(change, vm, name);
-            }
-        };
-        let Some(started) = self.start_checked(port, settle) else {
-            let why = "it was detached while its image was checked, or the daemon stops";
-            return Err(PlaneError::Refused(why.into()));
-        };
-        match &started.live {
-            Ok(_) => Ok(started),
-            Err(why) => Err(PlaneError::Refused(why.clone())),
-        }
-    }
-
-    /// Checks the image of a listed port, and starts it in its place; a failure stands there, too.
-    /// Nothing if it is not listed any more. `then` is done under the same lock.
-    pub(super) fn start_checked(
-        &self,
-        port: &Arc<Port>,
-        then: impl FnOnce(&mut Change, &Arc<Port>),
-    ) -> Option<Arc<Port>> {
-        let engine = self.open_checked(port);
-        let mut change = self.lock();
-        if !self.ports.has(port) {
-            return None;
-        }
-        let started = guarded(|| Ok(self.serve_checked(&mut change, port, engine)));
-        let started = started.unwrap_or_else(|e| {
-            let failed = Port::new(&port.vm, port.config.clone(), Err(describe(&e)));
-            let failed = failed.turn_away(&self.turned_away, change.config.daemon.socket_mode);
-            self.ports.replace(port, failed)
-        });
-        if let Err(why) = &started.live {
-            let name = full_name(&port.vm, port.config.name());
-            tracing::error!(port = %name, "not started: {why}");
-        }
-        then(&mut change, &started);
-        Some(started)
-    }
-
-    /// Opens a listed port's disk, and checks its image. Takes as long as that takes.
-    fn open_checked(&self, port: &Arc<Port>) -> anyhow::Result<Engine> {
-        let name = full_name(&port.vm, port.config.name());
-        let PortConfig::Disk(disk) = &port.config else { anyhow::bail!("{name} is no disk") };
-        let _permit = self.checks.permit();
-        let account = {
-            let change = self.lock();
-            anyhow::ensure!(self.ports.has(port), "{name} is not there any more");
-            self.account(&change.config, &port.vm)?
-        };
-        let progress = port.check.clone().unwrap_or_default();
-        guarded(|| self.open_disk(&name, account, disk, progress))
-    }
-
-    fn serve_checked(
-        &self,
-        change: &mut Change,
-        port: &Arc<Port>,
-        engine: anyhow::Result<Engine>,
-    ) -> Arc<Port> {
-        let (vm, config) = (&port.vm, &port.config);
-        let live = engine.and_then(|engine| self.serve_engine(change, vm, config, engine));
-        let live = live.map_err(|e| describe(&e));
-        let mode = change.config.daemon.socket_mode;
-        let started = Port::new(vm, config.clone(), live).turn_away(&self.turned_away, mode);
-        let started = self.ports.replace(port, started);
-        if started.live.is_err() {
-            self.release_account(vm);
-        }
-        self.announce(&started);
-        self.pipes.ports_changed(vm);
-        started
     }
 }

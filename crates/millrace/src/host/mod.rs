@@ -2,18 +2,18 @@
 
 mod accounts;
 mod channels;
+mod checked_start;
 mod checks;
 mod cores;
 mod domains;
 pub mod engine;
 mod guard;
 mod modules;
-#[cfg(test)]
-mod panic_tests;
 mod pipes;
 mod plane;
 mod port;
 mod renew;
+mod renewals;
 pub mod runtime_changes;
 mod secret;
 mod shortcuts;
@@ -26,11 +26,12 @@ mod turned_away;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
+use base::sync::lock;
 use block::CheckProgress;
 use config::{Config, DiskConfig, DiskFormat, PortConfig};
 use control::plane::PlaneError;
@@ -39,6 +40,7 @@ use tokio::sync::Notify;
 use vhost_user::{SessionStore, VmShare};
 use vsock::{Domain, VsockPortConfig};
 
+use self::accounts::VmAccounts;
 use self::channels::Channels;
 use self::checks::Checks;
 use self::cores::Core;
@@ -48,7 +50,7 @@ use self::guard::guarded;
 use self::modules::Modules;
 use self::pipes::Pipes;
 use self::port::{Live, Port, Ports, full_name};
-use self::renew::Renewals;
+use self::renewals::Renewals;
 use self::runtime_changes::RuntimeChanges;
 use self::shortcuts::Shortcuts;
 use self::switches::Switches;
@@ -76,7 +78,7 @@ pub struct Host {
     /// Frees sidecores that a doorbell blocks, for as long as the host is there.
     _watchdog: Watchdog,
     /// Accounts, one per VM with ports.
-    accounts: Arc<Accounts>,
+    accounts: VmAccounts,
     /// Moves workers between sidecores; ends with the host's stop.
     placer: Mutex<Option<Placer>>,
     /// Counter by which disks and domains take the sidecores in turn.
@@ -110,11 +112,11 @@ impl Host {
         let (panicked, panics) = mpsc::channel();
         let (cores, limits) = cores::start(&config.sidecore, &clock, &panicked)?;
         let watchdog = Watchdog::start(cores.iter().map(|c| c.handle.clone()).collect())?;
-        let handles = cores.iter().map(|c| c.handle.clone()).collect();
+        let handles: Vec<Sidecore> = cores.iter().map(|c| c.handle.clone()).collect();
         // With the other threads that stay: ports that come and go leave none.
         block::start_dropper();
         base::trim::start().context("starting the thread that gives memory back")?;
-        let placer = Placer::start(handles, limits, Arc::clone(&clock))?;
+        let placer = Placer::start(handles.clone(), limits, Arc::clone(&clock))?;
         let active: Vec<&Core> = cores.iter().filter(|c| c.handle.is_active()).collect();
         let mut switches = Vec::new();
         for (i, wanted) in config.switches.iter().enumerate() {
@@ -137,7 +139,7 @@ impl Host {
             clock,
             cores,
             _watchdog: watchdog,
-            accounts: Arc::clone(&accounts),
+            accounts: VmAccounts::new(accounts, handles),
             placer: Mutex::new(Some(placer)),
             next_core,
             switches: Switches::new(switches),
@@ -155,7 +157,7 @@ impl Host {
             forget: AtomicBool::new(false),
         };
         let host = Arc::new(host);
-        renew::watch(&host, panics)?;
+        host.watch_workers(panics)?;
         let to_check = host.start_ports();
         host.modules.begin();
         host.begin_checks(to_check);
@@ -207,11 +209,11 @@ impl Host {
     }
 
     fn lock(&self) -> MutexGuard<'_, Change> {
-        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.change)
     }
 
     fn placer(&self) -> MutexGuard<'_, Option<Placer>> {
-        self.placer.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.placer)
     }
 
     fn list(&self) -> Vec<Arc<Port>> {
@@ -288,6 +290,14 @@ impl Host {
         })
     }
 
+    /// Closes the account of a VM that has no port left.
+    fn release_account(&self, vm: &str) {
+        let is_used = |p: &Arc<Port>| p.vm == vm && (p.live.is_ok() || p.check.is_some());
+        if !self.list().iter().any(is_used) {
+            self.accounts.close(vm);
+        }
+    }
+
     fn engine(
         &self,
         change: &mut Change,
@@ -295,7 +305,7 @@ impl Host {
         name: &str,
         config: &PortConfig,
     ) -> anyhow::Result<Engine> {
-        let account = self.account(&change.config, vm)?;
+        let account = self.accounts.open(&change.config, vm)?;
         match config {
             PortConfig::Net(net) => {
                 let entry = self.living_switch(&change.config, &net.switch)?;

@@ -12,10 +12,11 @@ mod show;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use base::sync::lock;
 use config::Config;
 use control::plane::{ModuleStatus, PlaneError};
 use control::sample::Metrics;
@@ -23,7 +24,7 @@ use modules::{Charge, ModulesError, RingConfig, RingSetup, VmModules, VmModulesC
 use vsock::HostService;
 
 use self::listener::Listener;
-use self::show::{STATS_TIMEOUT, Stand};
+use self::show::{ModulesState, STATS_TIMEOUT};
 
 /// Connections of a VM that wait for its modules to begin: as many as they let wait for a process.
 const MAX_WAITING: usize = 256;
@@ -33,7 +34,7 @@ const PROGRAM: &str = "/proc/self/exe";
 
 /// The modules of all VMs.
 pub struct Modules {
-    vms: Vec<Arc<OfVm>>,
+    vms: Vec<Arc<VmEntry>>,
     /// Held while modules begin or are replaced: two would compile into the same file.
     change: Arc<Mutex<Change>>,
     beginner: Mutex<Option<JoinHandle<()>>>,
@@ -44,7 +45,7 @@ struct Change {
 }
 
 /// Modules of one VM.
-struct OfVm {
+struct VmEntry {
     /// Config at the daemon's start; its list of modules is replaced by `load`.
     config: VmModulesConfig,
     socket: Option<PathBuf>,
@@ -53,15 +54,15 @@ struct OfVm {
     privileged: bool,
     /// Mode of the ring's file, when it is made.
     mode: u32,
-    way: Arc<Mutex<Way>>,
-    stand: Mutex<Stand>,
+    route: Arc<Mutex<Route>>,
+    state: Mutex<ModulesState>,
     /// True while a copy is being taken or put in place.
     copying: Arc<AtomicBool>,
     listener: Mutex<Option<Listener>>,
 }
 
 /// Destination of connections.
-enum Way {
+enum Route {
     /// Queue of those that wait for a start; each with whether it is the guest's.
     Waiting(Vec<(OwnedFd, bool)>),
     /// Modules that take them.
@@ -75,32 +76,28 @@ fn refused(e: impl std::fmt::Display) -> PlaneError {
     PlaneError::Refused(e.to_string())
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Takes a connection. The lock is only ever held for a moment: a sidecore may wait for it.
-fn take(way: &Mutex<Way>, fd: OwnedFd, of_guest: bool) {
-    let modules = match &mut *locked(way) {
-        Way::Waiting(fds) => {
+fn take(route: &Mutex<Route>, fd: OwnedFd, of_guest: bool) {
+    let modules = match &mut *lock(route) {
+        Route::Waiting(fds) => {
             // Without room it is closed: its program connects again.
             if fds.len() < MAX_WAITING {
                 fds.push((fd, of_guest));
             }
             return;
         }
-        Way::Open(modules) => Arc::clone(modules),
-        Way::Closed => return,
+        Route::Open(modules) => Arc::clone(modules),
+        Route::Closed => return,
     };
     modules.connect(fd, of_guest);
 }
 
 /// Tells the modules that the guest has gone, or begun anew.
-fn guest_gone(way: &Mutex<Way>) {
-    let modules = match &mut *locked(way) {
-        Way::Waiting(fds) => return fds.retain(|(_, of_guest)| !of_guest),
-        Way::Open(modules) => Arc::clone(modules),
-        Way::Closed => return,
+fn guest_gone(route: &Mutex<Route>) {
+    let modules = match &mut *lock(route) {
+        Route::Waiting(fds) => return fds.retain(|(_, of_guest)| !of_guest),
+        Route::Open(modules) => Arc::clone(modules),
+        Route::Closed => return,
     };
     modules.guest_gone();
 }
@@ -126,14 +123,18 @@ fn privileged(used: &config::VmModulesConfig) -> bool {
     !used.guest_users && !used.ring.as_ref().is_some_and(|ring| ring.required)
 }
 
-impl OfVm {
+impl VmEntry {
     fn new(config: &Config, vm: &str, charge: Charge) -> Option<Self> {
         let (used, _) = config.modules_of(vm)?;
         // Its lines come by a pipe and are logged here: what they say is told apart.
         let words = [PROGRAM, "module-process", vm, "--log", &config.daemon.log, "--log-json"];
         let command = words.map(Into::into).into();
         let list = listed(config, vm)?;
-        let stand = Stand { names: used.names.clone(), list: list.clone(), ..Stand::default() };
+        let state = ModulesState {
+            names: used.names.clone(),
+            list: list.clone(),
+            ..ModulesState::default()
+        };
         Some(Self {
             config: VmModulesConfig {
                 vm: vm.into(),
@@ -150,22 +151,22 @@ impl OfVm {
             ring: used.ring.clone(),
             privileged: privileged(used),
             mode: config.daemon.socket_mode,
-            way: Arc::new(Mutex::new(Way::Waiting(Vec::new()))),
-            stand: Mutex::new(stand),
+            route: Arc::new(Mutex::new(Route::Waiting(Vec::new()))),
+            state: Mutex::new(state),
             copying: Arc::default(),
             listener: Mutex::default(),
         })
     }
 
     fn sink(&self, of_guest: bool) -> vsock::ServiceSink {
-        let way = Arc::clone(&self.way);
-        Arc::new(move |fd| take(&way, fd, of_guest))
+        let route = Arc::clone(&self.route);
+        Arc::new(move |fd| take(&route, fd, of_guest))
     }
 
     /// Service of the VM's vsock port.
     fn service(&self) -> HostService {
-        let way = Arc::clone(&self.way);
-        let gone: vsock::GuestResetHook = Arc::new(move || guest_gone(&way));
+        let route = Arc::clone(&self.route);
+        let gone: vsock::GuestResetHook = Arc::new(move || guest_gone(&route));
         let (port, sink) = (guest_abi::module::PORT, self.sink(true));
         HostService { port, privileged: self.privileged, sink, on_guest_reset: Some(gone) }
     }
@@ -173,11 +174,11 @@ impl OfVm {
     fn listen(&self) {
         let Some(path) = &self.socket else { return };
         match Listener::start(&self.config.vm, path, self.sink(false)) {
-            Ok(listener) => *locked(&self.listener) = Some(listener),
+            Ok(listener) => *lock(&self.listener) = Some(listener),
             Err(e) => {
                 let why = format!("no socket {}: {e}", path.display());
                 tracing::error!(vm = %self.config.vm, "modules: {why}");
-                locked(&self.stand).no_socket = Some(why);
+                lock(&self.state).no_socket = Some(why);
             }
         }
     }
@@ -191,7 +192,7 @@ impl OfVm {
             Err(e) => {
                 let why = format!("no rings in {}: {e}", ring.path.display());
                 tracing::error!(vm = %self.config.vm, "modules: {why}");
-                locked(&self.stand).no_ring = Some(why);
+                lock(&self.state).no_ring = Some(why);
                 None
             }
         }
@@ -207,24 +208,24 @@ impl OfVm {
         let modules = list.clone();
         let config = VmModulesConfig { modules, ring, drained, ..self.config.clone() };
         let started = VmModules::start(config);
-        let way = match &started {
-            Ok(modules) => Way::Open(Arc::clone(modules)),
-            Err(_) => Way::Closed,
+        let route = match &started {
+            Ok(modules) => Route::Open(Arc::clone(modules)),
+            Err(_) => Route::Closed,
         };
-        let mut stand = locked(&self.stand);
+        let mut state = lock(&self.state);
         match &started {
             Ok(modules) => {
-                stand.modules = Some(Arc::clone(modules));
-                stand.failed = None;
-                (stand.list, stand.drained) = (list, drained);
+                state.modules = Some(Arc::clone(modules));
+                state.failed = None;
+                (state.list, state.drained) = (list, drained);
             }
-            Err(e) => stand.failed = Some(e.to_string()),
+            Err(e) => state.failed = Some(e.to_string()),
         }
-        drop(stand);
-        let before = std::mem::replace(&mut *locked(&self.way), way);
-        // The lock is free again: each is taken by the new way.
-        if let Way::Waiting(fds) = before {
-            fds.into_iter().for_each(|(fd, of_guest)| take(&self.way, fd, of_guest));
+        drop(state);
+        let before = std::mem::replace(&mut *lock(&self.route), route);
+        // The lock is free again: each goes by the new route.
+        if let Route::Waiting(fds) = before {
+            fds.into_iter().for_each(|(fd, of_guest)| take(&self.route, fd, of_guest));
         }
         started.map(drop)
     }
@@ -239,22 +240,22 @@ impl OfVm {
             }
         }
         let names = list.iter().map(|module| module.name.clone()).collect();
-        let now = locked(&self.stand).modules.clone();
+        let now = lock(&self.state).modules.clone();
         match now {
             Some(modules) => {
                 modules.load(list.clone())?;
-                locked(&self.stand).list = list;
+                lock(&self.state).list = list;
             }
             None => self.begin(list, self.open_ring())?,
         }
-        locked(&self.stand).names = names;
+        lock(&self.state).names = names;
         Ok(())
     }
 
     fn stop(&self) {
-        drop(locked(&self.listener).take());
-        *locked(&self.way) = Way::Closed;
-        let modules = locked(&self.stand).modules.take();
+        drop(lock(&self.listener).take());
+        *lock(&self.route) = Route::Closed;
+        let modules = lock(&self.state).modules.take();
         modules.into_iter().for_each(|modules| modules.stop());
     }
 }
@@ -262,10 +263,10 @@ impl OfVm {
 impl Modules {
     /// Makes the modules of a config; none is started. `charge`: how a VM is charged.
     pub fn new(config: &Config, charge: &dyn Fn(&str) -> Charge) -> Self {
-        let of_vm =
-            |vm: &config::VmConfig| OfVm::new(config, &vm.name, charge(&vm.name)).map(Arc::new);
+        let entry =
+            |vm: &config::VmConfig| VmEntry::new(config, &vm.name, charge(&vm.name)).map(Arc::new);
         let change = Arc::new(Mutex::new(Change { stopped: false }));
-        let vms = config.vms.iter().filter_map(of_vm).collect();
+        let vms = config.vms.iter().filter_map(entry).collect();
         Self { vms, change, beginner: Mutex::default() }
     }
 
@@ -276,7 +277,7 @@ impl Modules {
             return;
         }
         // Before anything is compiled, for a guest that is quicker than that.
-        let ready = |vm: &Arc<OfVm>| {
+        let ready = |vm: &Arc<VmEntry>| {
             vm.listen();
             (Arc::clone(vm), vm.open_ring())
         };
@@ -284,7 +285,7 @@ impl Modules {
         let change = Arc::clone(&self.change);
         let begin = move || {
             for (vm, ring) in vms {
-                let change = locked(&change);
+                let change = lock(&change);
                 if change.stopped {
                     return;
                 }
@@ -294,47 +295,47 @@ impl Modules {
             }
         };
         match std::thread::Builder::new().name("modules".into()).spawn(begin) {
-            Ok(thread) => *locked(&self.beginner) = Some(thread),
+            Ok(thread) => *lock(&self.beginner) = Some(thread),
             Err(e) => tracing::error!("modules: starting a thread: {e}"),
         }
     }
 
-    fn find(&self, vm: &str) -> Option<&Arc<OfVm>> {
-        self.vms.iter().find(|of_vm| of_vm.config.vm == vm)
+    fn find(&self, vm: &str) -> Option<&Arc<VmEntry>> {
+        self.vms.iter().find(|entry| entry.config.vm == vm)
     }
 
     /// A VM that has modules.
-    fn found(&self, vm: &str) -> Result<&Arc<OfVm>, PlaneError> {
+    fn found(&self, vm: &str) -> Result<&Arc<VmEntry>, PlaneError> {
         let none = || PlaneError::Conflict(format!("VM {vm} has no [vm.modules]"));
         self.find(vm).ok_or_else(none)
     }
 
     /// Services of a VM's vsock port: the modules' port, when the VM has some.
     pub fn services(&self, vm: &str) -> impl Iterator<Item = HostService> {
-        self.find(vm).map(|of_vm| of_vm.service()).into_iter()
+        self.find(vm).map(|entry| entry.service()).into_iter()
     }
 
     /// Replaces a VM's modules by those of `config`, which is newer. On error the old ones stay.
     pub fn load(&self, vm: &str, config: &Config) -> Result<(), PlaneError> {
         let conflict = |what: &str| Err(PlaneError::Conflict(format!("VM {vm} {what}")));
-        let Some(of_vm) = self.find(vm) else {
+        let Some(entry) = self.find(vm) else {
             return conflict("had no [vm.modules] when the daemon started: restart the daemon");
         };
         let (Some((used, _)), Some(list)) = (config.modules_of(vm), listed(config, vm)) else {
             return conflict("has no [vm.modules] in the config now: restart the daemon");
         };
-        let same = used.dir == of_vm.config.state_dir && used.socket == of_vm.socket;
-        if !same || used.ring != of_vm.ring || privileged(used) != of_vm.privileged {
+        let same = used.dir == entry.config.state_dir && used.socket == entry.socket;
+        if !same || used.ring != entry.ring || privileged(used) != entry.privileged {
             return conflict(
                 "has another `dir`, `socket`, `guest_users` or `ring` in the config now: restart the \
                  daemon",
             );
         }
-        let change = locked(&self.change);
+        let change = lock(&self.change);
         if change.stopped {
             return conflict("is being stopped");
         }
-        of_vm.load(list).map_err(refused)?;
+        entry.load(list).map_err(refused)?;
         tracing::info!(%vm, "modules loaded: {}", used.names.join(", "));
         Ok(())
     }
@@ -343,10 +344,10 @@ impl Modules {
     pub fn stop(&self) {
         // Whoever waits for a start holds the lock.
         for vm in &self.vms {
-            locked(&vm.stand).modules.iter().for_each(|modules| modules.begin_stop());
+            lock(&vm.state).modules.iter().for_each(|modules| modules.begin_stop());
         }
-        locked(&self.change).stopped = true;
-        let beginner = locked(&self.beginner).take();
+        lock(&self.change).stopped = true;
+        let beginner = lock(&self.beginner).take();
         if beginner.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that starts modules panicked");
         }
@@ -359,13 +360,13 @@ impl Modules {
 
     /// State of all modules, or of those of one VM.
     pub fn status(&self, vm: Option<&str>) -> Vec<ModuleStatus> {
-        let wanted = self.vms.iter().filter(|of_vm| vm.is_none_or(|vm| of_vm.config.vm == vm));
+        let wanted = self.vms.iter().filter(|entry| vm.is_none_or(|vm| entry.config.vm == vm));
         // All are asked before any is waited for.
-        let asked: Vec<_> = wanted.map(|of_vm| (of_vm, locked(&of_vm.stand).ask())).collect();
+        let asked: Vec<_> = wanted.map(|entry| (entry, lock(&entry.state).ask())).collect();
         let until = Instant::now() + STATS_TIMEOUT;
-        let told = |(of_vm, answer): (&Arc<OfVm>, Option<show::Answer>)| {
+        let told = |(entry, answer): (&Arc<VmEntry>, Option<show::Answer>)| {
             let told = answer.map(|answer| show::wait(&answer, until));
-            locked(&of_vm.stand).show(&of_vm.config.vm, told)
+            lock(&entry.state).show(&entry.config.vm, told)
         };
         asked.into_iter().flat_map(told).collect()
     }
@@ -373,9 +374,9 @@ impl Modules {
     /// Adds the modules' counters.
     pub fn metrics(&self, all: &mut Metrics) {
         self.status(None).iter().for_each(|module| show::metrics(module, all));
-        for of_vm in &self.vms {
-            let labels = vec![("vm", of_vm.config.vm.clone())];
-            let dropped = locked(&of_vm.stand).modules.as_ref().map_or(0, |m| m.dropped_lines());
+        for entry in &self.vms {
+            let labels = vec![("vm", entry.config.vm.clone())];
+            let dropped = lock(&entry.state).modules.as_ref().map_or(0, |m| m.dropped_lines());
             let help = "Lines of its process's log that were too many.";
             all.sample("millrace_module_log_lines_dropped_total", help, labels, dropped);
         }

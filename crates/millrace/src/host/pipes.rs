@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use base::sync::lock;
 use block::BlockPort;
 use config::Config;
 use control::plane::PipeStatus;
@@ -25,8 +26,8 @@ pub struct Pipes {
     shortcuts: Arc<Shortcuts>,
 }
 
-/// The ports of one VM that run.
-struct OfVm {
+/// Running ports of one VM.
+struct VmPorts {
     ports: Ports,
     vm: String,
     /// Trust domain of its channels, if it has them.
@@ -34,7 +35,7 @@ struct OfVm {
     shortcuts: Arc<Shortcuts>,
 }
 
-impl Devices for OfVm {
+impl Devices for VmPorts {
     fn nets(&self) -> Vec<Arc<NetPort>> {
         self.ports.each_live(&self.vm, |_, live| match &live.engine {
             Engine::Net(port, _) => Some(Arc::clone(port)),
@@ -61,15 +62,11 @@ impl Pipes {
         Self { vms: Mutex::default(), shortcuts }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<VmPipes>>> {
-        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Pipes of a VM, started with its first port; none when it has no pipes.
     fn of(&self, config: &Config, vm: &str, ports: &Ports) -> anyhow::Result<Option<Arc<VmPipes>>> {
         let Some(entry) = config.vms.iter().find(|v| v.name == vm) else { return Ok(None) };
         let Some(wanted) = &entry.pipes else { return Ok(None) };
-        let mut all = self.lock();
+        let mut all = lock(&self.vms);
         let pipes = match all.get(vm) {
             Some(pipes) => pipes,
             None => {
@@ -80,7 +77,7 @@ impl Pipes {
                     run_dir: config.daemon.run_dir.clone(),
                     secret: Secret(wanted.secret.as_deref().map_or(Ok(Vec::new()), secret::read)?),
                 };
-                let devices = OfVm {
+                let devices = VmPorts {
                     ports: ports.clone(),
                     vm: vm.into(),
                     domain: entry.channel.as_ref().and_then(|_| entry.trust_domain.clone()),
@@ -125,39 +122,39 @@ impl Pipes {
 
     /// Forgets a port that was taken away for good.
     pub fn forget(&self, vm: &str, engine: &Engine) {
-        if let (Engine::Net(net, _), Some(pipes)) = (engine, self.lock().get(vm)) {
+        if let (Engine::Net(net, _), Some(pipes)) = (engine, lock(&self.vms).get(vm)) {
             pipes.forget(net);
         }
     }
 
     /// Ends a VM's pipes with its last port: its next one starts them again.
     pub fn leave(&self, vm: &str) {
-        let gone = self.lock().remove(vm);
+        let gone = lock(&self.vms).remove(vm);
         gone.into_iter().for_each(|pipes| pipes.stop());
     }
 
     /// Tells a VM's pipes that its ports came or went.
     pub fn ports_changed(&self, vm: &str) {
-        let pipes = self.lock().get(vm).cloned();
+        let pipes = lock(&self.vms).get(vm).cloned();
         pipes.into_iter().for_each(|pipes| pipes.ports_changed());
     }
 
     /// Ends the pipes of all VMs.
     pub fn stop(&self) {
-        let all = std::mem::take(&mut *self.lock());
+        let all = std::mem::take(&mut *lock(&self.vms));
         all.values().for_each(|pipes| pipes.stop());
     }
 
     fn list(&self) -> Vec<(String, Arc<VmPipes>)> {
-        self.lock().iter().map(|(vm, pipes)| (vm.clone(), Arc::clone(pipes))).collect()
+        lock(&self.vms).iter().map(|(vm, pipes)| (vm.clone(), Arc::clone(pipes))).collect()
     }
 
     /// Lists the pipes under way.
     pub fn status(&self) -> Vec<PipeStatus> {
-        let of_vm = |(vm, pipes): (String, Arc<VmPipes>)| {
+        let rows = |(vm, pipes): (String, Arc<VmPipes>)| {
             pipes.list().into_iter().map(move |info| status(&vm, info))
         };
-        self.list().into_iter().flat_map(of_vm).collect()
+        self.list().into_iter().flat_map(rows).collect()
     }
 
     /// Adds the pipes' counters.

@@ -340,7 +340,7 @@ impl Plane for Host {
         let (Some(was), Some(credit)) = (was, change.config.set_credit(vm, body)?) else {
             return Err(PlaneError::NotFound { what: "VM", name: vm.into() });
         };
-        self.grant(vm, &credit).map_err(|e| PlaneError::Failed(describe(&e)))?;
+        self.accounts.grant(vm, &credit).map_err(|e| PlaneError::Failed(describe(&e)))?;
         change.runtime_changes.record_grant(vm, was, credit);
         tracing::info!(%vm, ?credit, "granted");
         Ok(credit)

@@ -1,8 +1,9 @@
 //! One port of the daemon: its config, its device, its session.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use base::counter::QueueStats;
+use base::sync::{lock, read, write};
 use block::CheckProgress;
 use config::{EndpointConfig, PortConfig, SocketMode};
 use vhost_user::{Endpoint, PortServer, PortStatus, SessionStore, SharedRegion, VmShare};
@@ -54,14 +55,14 @@ impl Port {
         if let (Err(why), None) = (&self.live, &self.check) {
             let name = full_name(&self.vm, self.config.name());
             let closed = away.listen(&name, self.config.endpoint(), mode, why);
-            *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = closed;
+            *lock(&self.closed) = closed;
         }
         self
     }
 
     /// Frees the socket of a port that was not started.
     pub fn leave_socket(&self) {
-        drop(self.closed.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(lock(&self.closed).take());
     }
 }
 
@@ -72,7 +73,7 @@ pub struct Ports(Arc<RwLock<Vec<Arc<Port>>>>);
 impl Ports {
     /// Lists all ports.
     pub fn list(&self) -> Vec<Arc<Port>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.0).clone()
     }
 
     /// Collects what `pick` finds at a VM's running ports.
@@ -85,7 +86,7 @@ impl Ports {
     /// Adds a port.
     pub fn push(&self, port: Port) -> Arc<Port> {
         let port = Arc::new(port);
-        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = write(&self.0);
         ports.push(Arc::clone(&port));
         port
     }
@@ -98,7 +99,7 @@ impl Ports {
     /// Puts a port in the place of another, if that is listed.
     pub fn replace(&self, old: &Arc<Port>, new: Port) -> Arc<Port> {
         let new = Arc::new(new);
-        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = write(&self.0);
         if let Some(place) = ports.iter_mut().find(|other| Arc::ptr_eq(other, old)) {
             *place = Arc::clone(&new);
         }
@@ -107,12 +108,12 @@ impl Ports {
 
     /// Takes all ports off the list.
     pub fn take(&self) -> Vec<Arc<Port>> {
-        std::mem::take(&mut self.0.write().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut write(&self.0))
     }
 
     /// Takes a port off the list.
     pub fn remove(&self, port: &Arc<Port>) {
-        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = write(&self.0);
         ports.retain(|other| !Arc::ptr_eq(other, port));
     }
 }
@@ -154,14 +155,14 @@ impl Live {
 
     /// Status of the session; none once stopped.
     pub fn status(&self) -> Option<PortStatus> {
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = lock(&self.server);
         server.as_ref().map(PortServer::status)
     }
 
     /// The connected front end, if there is one: its session's number, and the memory that it
     /// shares.
     pub fn session(&self) -> Option<(u64, Arc<[SharedRegion]>)> {
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = lock(&self.server);
         let server = server.as_ref()?;
         let memory = server.memory()?;
         Some((server.status().sessions, memory))
@@ -169,7 +170,7 @@ impl Live {
 
     /// Calls `watcher`, which must not wait, when a front end comes, goes, or shares other memory.
     pub fn watch_memory(&self, watcher: Arc<dyn Fn() + Send + Sync>) {
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = lock(&self.server);
         if let Some(server) = server.as_ref() {
             server.watch_memory(watcher);
         }
@@ -177,7 +178,7 @@ impl Live {
 
     /// Begins the end that [`Live::stop`] waits for.
     pub fn begin_stop(&self, forget: bool) {
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = lock(&self.server);
         if let Some(server) = server.as_ref() {
             server.begin_stop(forget);
         }
@@ -185,7 +186,7 @@ impl Live {
 
     /// Ends the session; with a holder it is left there for the next daemon, unless `forget`.
     pub fn stop(&self, forget: bool) {
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let server = lock(&self.server).take();
         match server {
             Some(server) if forget => server.stop_and_forget(),
             Some(server) => server.stop(),

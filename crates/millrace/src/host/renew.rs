@@ -6,98 +6,19 @@
 //! disconnect, and connects again. What panics again and again is left after [`MAX_RENEWALS`] times
 //! in a minute: its ports are shown as broken then, until somebody starts them.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
 
 use anyhow::Context;
 use config::{Config, PortConfig};
-use control::sample::Metrics;
 
 use super::domains::Key;
 use super::engine::Engine;
 use super::port::{Port, full_name};
+use super::renewals::{MAX_RENEWALS, PERIOD};
 use super::switches::SwitchEntry;
 use super::{Change, Host, has_memory, switches};
 use crate::process::describe;
-
-/// Most renewals of a worker within [`PERIOD`].
-const MAX_RENEWALS: usize = 5;
-
-/// Time for which a renewal counts.
-const PERIOD: Duration = Duration::from_secs(60);
-
-/// Wait before the second renewal of a period; before each later one it is twice as long.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-
-/// Renewals of workers that panicked, by their names.
-#[derive(Default)]
-pub struct Renewals(Mutex<BTreeMap<String, History>>);
-
-#[derive(Default)]
-struct History {
-    /// Renewals of the last period, the oldest first.
-    recent: VecDeque<Instant>,
-    renewed: u64,
-    given_up: u64,
-}
-
-impl History {
-    /// Counts a panic. Returns how long to wait before the worker is made anew; none to give it up.
-    fn panicked(&mut self, now: Instant) -> Option<Duration> {
-        while self.recent.front().is_some_and(|at| now.duration_since(*at) >= PERIOD) {
-            self.recent.pop_front();
-        }
-        let before = self.recent.len();
-        if before >= MAX_RENEWALS {
-            // Whoever starts it by hand begins with a clean slate.
-            self.recent.clear();
-            return None;
-        }
-        self.recent.push_back(now);
-        Some(before.checked_sub(1).map_or(Duration::ZERO, |n| FIRST_WAIT * (1 << n)))
-    }
-}
-
-impl Renewals {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, History>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn panicked(&self, worker: &str) -> Option<Duration> {
-        self.lock().entry(worker.into()).or_default().panicked(Instant::now())
-    }
-
-    /// Counts a renewal of a worker, or that it was given up.
-    fn count(&self, worker: &str, is_renewed: bool) {
-        let mut all = self.lock();
-        let history = all.entry(worker.into()).or_default();
-        *if is_renewed { &mut history.renewed } else { &mut history.given_up } += 1;
-    }
-
-    /// Counters of each worker that ever panicked.
-    pub fn metrics(&self, all: &mut Metrics) {
-        for (worker, history) in &*self.lock() {
-            let mut add = |name: &str, help, value| {
-                let name = format!("millrace_worker_{name}_total");
-                all.sample(&name, help, vec![("worker", worker.clone())], value);
-            };
-            add("renewals", "Times it was made anew after a panic.", history.renewed);
-            add("given_up", "Times it was not, after too many panics.", history.given_up);
-        }
-    }
-}
-
-/// Makes workers of `host` anew whose names come by `panics`, until the sidecores have ended.
-pub fn watch(host: &Arc<Host>, panics: Receiver<String>) -> anyhow::Result<()> {
-    let host = Arc::downgrade(host);
-    let thread = std::thread::Builder::new().name("millrace-renew".into());
-    thread
-        .spawn(move || run(&host, &panics))
-        .context("starting a thread for workers that panic")?;
-    Ok(())
-}
 
 fn run(host: &Weak<Host>, panics: &Receiver<String>) {
     while let Ok(worker) = panics.recv() {
@@ -127,6 +48,16 @@ impl Served {
 }
 
 impl Host {
+    /// Renews workers whose names come by `panics`, until the sidecores have ended.
+    pub(super) fn watch_workers(self: &Arc<Self>, panics: Receiver<String>) -> anyhow::Result<()> {
+        let host = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("millrace-renew".into());
+        thread
+            .spawn(move || run(&host, &panics))
+            .context("starting a thread for workers that panic")?;
+        Ok(())
+    }
+
     /// Makes a worker anew, or shows its ports as broken.
     fn renew(&self, worker: &str, again: bool) {
         let mut change = self.lock();
@@ -243,24 +174,5 @@ impl Host {
         let started = self.ports.replace(port, started);
         self.announce(&started);
         self.pipes.ports_changed(vm);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn renewals_wait_longer_and_longer_and_end() {
-        let mut history = History::default();
-        let begin = Instant::now();
-        let mut panicked = |after_s| history.panicked(begin + Duration::from_secs(after_s));
-        let waits: Vec<_> = (0..6).map(|n| panicked(n).map(|wait| wait.as_millis())).collect();
-        assert_eq!(waits, [Some(0), Some(100), Some(200), Some(400), Some(800), None]);
-        // Started by hand.
-        assert_eq!(panicked(7), Some(Duration::ZERO));
-        assert_eq!(panicked(8), Some(FIRST_WAIT));
-        assert_eq!(panicked(67), Some(FIRST_WAIT), "the one before the last is over a minute ago");
-        assert_eq!(panicked(200), Some(Duration::ZERO));
     }
 }

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
+
+use base::sync::lock;
 
 /// Addresses of former members that are kept apart, of each domain. Of what is older the latest end
 /// counts for all addresses.
@@ -44,13 +46,9 @@ impl Domain {
 pub struct Shortcuts(Mutex<HashMap<String, Domain>>);
 
 impl Shortcuts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Domain>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds addresses by which the VM may be reached from now on.
     pub fn open(&self, domain: &str, vm: &str, ips: &[IpAddr]) {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         let own = all.entry(domain.into()).or_default().members.entry(vm.into()).or_default();
         for ip in ips {
             if !own.contains(ip) {
@@ -61,7 +59,7 @@ impl Shortcuts {
 
     /// Ends all other addresses of the VM; with none it is no member.
     pub fn narrow(&self, domain: &str, vm: &str, ips: &[IpAddr], now_ns: u64) {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         let Some(domain) = all.get_mut(domain) else { return };
         let Some(own) = domain.members.remove(vm) else { return };
         if !ips.is_empty() {
@@ -72,7 +70,7 @@ impl Shortcuts {
 
     /// Whether that address is a member's, or was one's since then.
     pub fn leads_to(&self, domain: &str, ip: IpAddr, since_ns: u64) -> bool {
-        let all = self.lock();
+        let all = lock(&self.0);
         let Some(domain) = all.get(domain) else { return false };
         let ended_ns = domain.ended_ns.get(&ip).copied().unwrap_or(0).max(domain.forgotten_ns);
         domain.is_of_member(ip) || (ended_ns > 0 && since_ns <= ended_ns)
@@ -80,7 +78,7 @@ impl Shortcuts {
 
     /// Members and their addresses.
     pub fn members(&self, domain: &str) -> BTreeMap<String, Vec<IpAddr>> {
-        self.lock().get(domain).map(|domain| domain.members.clone()).unwrap_or_default()
+        lock(&self.0).get(domain).map(|domain| domain.members.clone()).unwrap_or_default()
     }
 }
 
@@ -122,7 +120,7 @@ mod tests {
             shortcuts.open("t", "a", &[ip(last)]);
             shortcuts.narrow("t", "a", &[], 1000 + u64::from(last));
         }
-        assert_eq!(shortcuts.lock()["t"].ended_ns.len(), MAX_ENDED);
+        assert_eq!(lock(&shortcuts.0)["t"].ended_ns.len(), MAX_ENDED);
         for last in 0..2000 {
             let ended_ns = 1000 + u64::from(last);
             assert!(shortcuts.leads_to("t", ip(last), ended_ns), "{last}");

@@ -1,10 +1,11 @@
 //! Switches and their uplinks.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use anyhow::Context;
 use base::clock::Clock;
 use base::counter::QueueStats;
+use base::sync::{read, write};
 use config::{Config, SwitchConfig as Wanted, UplinkConfig};
 use net::tap::{self, Tap, TapConfig};
 use net::{NetError, Switch, SwitchConfig};
@@ -23,7 +24,7 @@ impl Switches {
 
     /// Lists all switches.
     pub fn list(&self) -> Vec<Arc<SwitchEntry>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.0).clone()
     }
 
     /// Finds the switch of this name.
@@ -33,7 +34,7 @@ impl Switches {
 
     /// Replaces the switch of the same name.
     pub fn replace(&self, entry: SwitchEntry) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = write(&self.0);
         if let Some(place) = all.iter_mut().find(|e| e.switch.name() == entry.switch.name()) {
             *place = Arc::new(entry);
         }

@@ -8,6 +8,8 @@ use vhost_user::NullStore;
 
 use super::*;
 
+mod panic;
+
 pub(super) struct House {
     pub(super) host: Arc<Host>,
     pub(super) dir: tempfile::TempDir,

@@ -3,13 +3,14 @@
 //!
 //! One thread listens for all such ports.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use base::event::Event;
 use base::peer_fd::PeerFd;
 use base::socket::{self, SocketFile};
+use base::sync::lock;
 use config::{EndpointConfig, SocketMode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
@@ -137,12 +138,8 @@ impl Watched {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+        change(&mut lock(&self.state));
         if let Err(e) = self.changed.signal() {
             tracing::error!("waking the thread for ports that do not run: {e}");
         }
@@ -152,7 +149,7 @@ impl Shared {
         let mut watched: Vec<Watched> = Vec::new();
         loop {
             {
-                let state = self.lock();
+                let state = lock(&self.state);
                 if state.is_stopped {
                     return;
                 }

@@ -12,7 +12,7 @@ use super::view::{SidecoreView, View};
 /// State of the screen: the user's choices, and the last failure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// Table.
+    /// Table that is shown.
     pub page: Page,
     /// Order of the table.
     pub sort: Sort,
@@ -211,5 +211,4 @@ fn plain_table(table: &Table) -> String {
 }
 
 #[cfg(test)]
-#[path = "draw_tests.rs"]
 mod tests;

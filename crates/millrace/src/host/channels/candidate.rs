@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use channel::{ChannelError, MemberConfig, MemberInfo, MemberMemory};
-use config::{ChannelConfig, VmConfig};
+use config::ChannelConfig;
 use control::plane::{ChannelState, PlaneError};
 use vhost_user::SharedRegion;
 
-use super::Members;
 use super::addresses::{Addresses, NetAddresses, gather};
 use super::excludes::Excludes;
 use super::inbox::{Command, Inbox, Todo};
+use super::members::Members;
 use super::memory::{self, FileId};
+use super::vm::Vm;
 use crate::process::describe;
 
 /// First pause between two attempts to join: a QEMU that starts, or a peer that gives pages back,
@@ -35,25 +36,6 @@ const TOLD_TO_LEAVE: &str = "it was told to leave: it joins by `millrace channel
 const STILL_LEAVING: &str = "it is still leaving: it can join when its peers have given back its \
                              memory, and it theirs";
 const OTHER_MEMORY: &str = "its earlier membership, with other memory, has not ended yet";
-
-/// A VM with a `[vm.channel]`.
-#[derive(Debug)]
-pub struct Vm {
-    /// Name of the VM.
-    pub name: String,
-    /// Trust domain of the VM.
-    pub domain: String,
-    /// Settings of its `[vm.channel]`.
-    pub config: ChannelConfig,
-}
-
-impl Vm {
-    /// The VM of a config; none for one without channels.
-    pub fn of(vm: &VmConfig) -> Option<Self> {
-        let (domain, config) = (vm.trust_domain.clone()?, vm.channel.clone()?);
-        Some(Self { name: vm.name.clone(), domain, config })
-    }
-}
 
 /// A connected front end.
 pub struct Session {

@@ -8,15 +8,16 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
+use base::sync::lock;
 use channel::{ChannelError, Flow};
 use flow::FlowKey;
 
-use super::Members;
-use super::candidate::Vm;
+use super::members::Members;
+use super::vm::Vm;
 use crate::host::shortcuts::Shortcuts;
 
 /// Connections of a VM that have to pass its network ports ([`pipe::NetFlows::flows_bound`]).
@@ -31,17 +32,13 @@ pub struct Excludes {
     bound: Box<Bound>,
     /// Lists that members have, or are about to begin with. The lock is held while a member is
     /// told, so that its latest list is the latest that was made.
-    told: Mutex<Lists>,
+    sent: Mutex<Lists>,
 }
 
 impl Excludes {
     /// Makes lists of no members.
     pub fn new(shortcuts: Arc<Shortcuts>, bound: Box<Bound>) -> Self {
-        Self { shortcuts, bound, told: Mutex::default() }
-    }
-
-    fn told(&self) -> MutexGuard<'_, Lists> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { shortcuts, bound, sent: Mutex::default() }
     }
 
     /// Prepares a VM to join with these addresses. Returns the flows that it has to keep off from
@@ -52,20 +49,20 @@ impl Excludes {
         vm: &Vm,
         ips: &[IpAddr],
     ) -> anyhow::Result<Vec<Flow>> {
-        let mut told = self.told();
+        let mut sent = lock(&self.sent);
         self.shortcuts.open(&vm.domain, &vm.name, ips);
         let mut lists = self.lists(&vm.domain);
         let own = lists.remove(&vm.name).unwrap_or_default();
-        tell_more(members, &mut told, lists)?;
-        told.insert(vm.name.clone(), own.clone());
+        send_missing(members, &mut sent, lists)?;
+        sent.insert(vm.name.clone(), own.clone());
         Ok(own)
     }
 
     /// Prepares a member to have these addresses, too.
     pub fn add(&self, members: &dyn Members, vm: &Vm, ips: &[IpAddr]) -> anyhow::Result<()> {
-        let mut told = self.told();
+        let mut sent = lock(&self.sent);
         self.shortcuts.open(&vm.domain, &vm.name, ips);
-        tell_more(members, &mut told, self.lists(&vm.domain))
+        send_missing(members, &mut sent, self.lists(&vm.domain))
     }
 
     /// Records that a member has these addresses, and no others any more.
@@ -75,17 +72,17 @@ impl Excludes {
 
     /// Records that the VM is no member.
     pub fn leave(&self, vm: &Vm) {
-        self.told().remove(&vm.name);
+        lock(&self.sent).remove(&vm.name);
         self.settle(vm, &[]);
     }
 
     /// Has a member no longer keep off flows that have ended.
     pub fn refresh(&self, members: &dyn Members, vm: &Vm) -> Result<(), ChannelError> {
-        let mut told = self.told();
-        let Some(old) = told.get(&vm.name).filter(|old| !old.is_empty()) else { return Ok(()) };
+        let mut sent = lock(&self.sent);
+        let Some(old) = sent.get(&vm.name).filter(|old| !old.is_empty()) else { return Ok(()) };
         let now = self.lists(&vm.domain).remove(&vm.name).unwrap_or_default();
         if *old != now {
-            tell(members, &mut told, &vm.name, now)?;
+            send_list(members, &mut sent, &vm.name, now)?;
         }
         Ok(())
     }
@@ -115,12 +112,12 @@ impl Excludes {
 }
 
 /// Sends new lists to members whose list lacks a flow.
-fn tell_more(members: &dyn Members, told: &mut Lists, lists: Lists) -> anyhow::Result<()> {
+fn send_missing(members: &dyn Members, sent: &mut Lists, lists: Lists) -> anyhow::Result<()> {
     for (vm, flows) in lists {
-        let known = told.get(&vm).map(Vec::as_slice).unwrap_or_default();
+        let known = sent.get(&vm).map(Vec::as_slice).unwrap_or_default();
         if !flows.iter().all(|flow| known.contains(flow)) {
             let many = flows.len();
-            tell(members, told, &vm, flows).with_context(|| {
+            send_list(members, sent, &vm, flows).with_context(|| {
                 format!("keeping {many} connections that pipes have shifted off the channels")
             })?;
         }
@@ -130,16 +127,16 @@ fn tell_more(members: &dyn Members, told: &mut Lists, lists: Lists) -> anyhow::R
 
 /// Waits until the member has its list. One that is just joining cannot be told: the caller tries
 /// again.
-fn tell(
+fn send_list(
     members: &dyn Members,
-    told: &mut Lists,
+    sent: &mut Lists,
     vm: &str,
     flows: Vec<Flow>,
 ) -> Result<(), ChannelError> {
     match members.exclude(vm, &flows) {
         // One that is broken has no link, and finds the list when its guest starts anew.
         Ok(()) | Err(ChannelError::Broken { .. }) => {
-            told.insert(vm.to_owned(), flows);
+            sent.insert(vm.to_owned(), flows);
             Ok(())
         }
         Err(error) => Err(error),

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use base::sync::{lock, wait, wait_timeout};
 use control::plane::PlaneError;
 
 /// Command of the control API.
@@ -45,19 +46,15 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Content> {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Signals that something of the ports may have changed.
     pub fn look(&self) {
-        self.lock().look = true;
+        lock(&self.content).look = true;
         self.wake.notify_one();
     }
 
     /// Has the thread end.
     pub fn stop(&self) {
-        let mut content = self.lock();
+        let mut content = lock(&self.content);
         content.stop = true;
         // Who waits for an answer gets none.
         content.commands.clear();
@@ -66,14 +63,14 @@ impl Inbox {
 
     /// Whether the thread is to end.
     pub fn is_stopping(&self) -> bool {
-        self.lock().stop
+        lock(&self.content).stop
     }
 
     /// Sends a command, and waits for its answer.
     pub fn ask(&self, command: Command) -> Result<(), PlaneError> {
         let (answer, answered) = sync_channel(1);
         let stopped = || PlaneError::Failed("the daemon's channels were stopped".into());
-        let mut content = self.lock();
+        let mut content = lock(&self.content);
         if content.stop {
             return Err(stopped());
         }
@@ -86,7 +83,7 @@ impl Inbox {
     /// Waits for the next task; a look after `limit` at the latest.
     pub fn next(&self, limit: Option<Duration>) -> Todo {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut content = self.lock();
+        let mut content = lock(&self.content);
         loop {
             if content.stop {
                 return Todo::Stop;
@@ -99,22 +96,20 @@ impl Inbox {
                 return Todo::Look;
             }
             content = match left {
-                None => self.wake.wait(content).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => {
-                    self.wake.wait_timeout(content, left).unwrap_or_else(PoisonError::into_inner).0
-                }
+                None => wait(&self.wake, content),
+                Some(left) => wait_timeout(&self.wake, content, left).0,
             };
         }
     }
 
     /// Why the VM is no member; none when it is one.
     pub fn why(&self) -> Option<String> {
-        self.lock().why.clone()
+        lock(&self.content).why.clone()
     }
 
     /// Records why the VM is no member. True when that is news.
     pub fn set_why(&self, why: Option<&str>) -> bool {
-        let mut content = self.lock();
+        let mut content = lock(&self.content);
         let news = content.why.as_deref() != why;
         if news {
             content.why = why.map(Into::into);

@@ -7,7 +7,7 @@ use config::format_mac;
 use control::plane::{ChannelLink, ChannelState, ChannelStatus};
 use control::sample::Metrics;
 
-use super::candidate::Vm;
+use super::vm::Vm;
 
 /// Status of a VM: one line, and one more for each earlier run of it whose memory peers still have.
 /// The line of the current run comes last.

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use ::channel::{LinkInfo, QmpError};
+use ::channel::{Flow, LinkInfo, MemberConfig, QmpError};
 use base::peer_fd::PeerFd;
 use config::ChannelConfig;
 use rustix::fs::MemfdFlags;
 use vhost_user::SharedRegion;
 
-use super::candidate::Vm;
+use super::addresses::Addresses;
 use super::*;
 
 /// After this a test has failed; nothing waits for it in the good case.

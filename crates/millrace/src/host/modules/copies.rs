@@ -8,21 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use base::sync::lock;
 use control::plane::{CopyWork, PlaneError, Restored};
 use modules::copy::{self, About, LockedFolder, Put, Received, Steps};
 use modules::folder::written::Written;
 use modules::{CopyStep, ModuleConfig, VmModules, engine};
 
-use super::{Modules, OfVm, locked, refused};
+use super::{Modules, VmEntry, refused};
 
 /// One copy of a VM at a time.
 struct Copying(Arc<AtomicBool>);
 
 impl Copying {
-    fn begin(of_vm: &OfVm) -> Result<Self, PlaneError> {
-        let flag = Arc::clone(&of_vm.copying);
+    fn begin(entry: &VmEntry) -> Result<Self, PlaneError> {
+        let flag = Arc::clone(&entry.copying);
         if flag.swap(true, Ordering::AcqRel) {
-            let text = format!("a copy of VM {} is being taken or put in place", of_vm.config.vm);
+            let text = format!("a copy of VM {} is being taken or put in place", entry.config.vm);
             return Err(PlaneError::Conflict(text));
         }
         Ok(Self(flag))
@@ -61,9 +62,9 @@ fn has_files(folder: &Path) -> io::Result<bool> {
     }
 }
 
-impl OfVm {
+impl VmEntry {
     fn module(&self, name: &str) -> Result<ModuleConfig, PlaneError> {
-        let found = locked(&self.stand).list.iter().find(|module| module.name == name).cloned();
+        let found = lock(&self.state).list.iter().find(|module| module.name == name).cloned();
         let missing = || format!("{} of VM {}", name, self.config.vm);
         found.ok_or_else(|| PlaneError::NotFound { what: "module", name: missing() })
     }
@@ -80,9 +81,9 @@ impl OfVm {
     }
 
     fn steps(&self, name: &str, folder: &OwnedFd) -> Result<Box<dyn Steps + Send>, PlaneError> {
-        let stand = locked(&self.stand);
-        match &stand.modules {
-            _ if stand.drained => Ok(Box::new(LockedFolder::new(folder).map_err(refused)?)),
+        let state = lock(&self.state);
+        match &state.modules {
+            _ if state.drained => Ok(Box::new(LockedFolder::new(folder).map_err(refused)?)),
             Some(modules) => {
                 Ok(Box::new(Serving { modules: Arc::clone(modules), name: name.into() }))
             }
@@ -119,17 +120,17 @@ fn take(folder: &OwnedFd, steps: &mut dyn Steps, about: &About, to: &mut dyn Wri
 impl Modules {
     /// Begins a copy of a module's files.
     pub fn back_up(&self, vm: &str, module: &str) -> Result<CopyWork, PlaneError> {
-        let of_vm = self.found(vm)?;
-        let config = of_vm.module(module)?;
-        let copying = Copying::begin(of_vm)?;
-        let path = of_vm.config.state_dir.join(module);
+        let entry = self.found(vm)?;
+        let config = entry.module(module)?;
+        let copying = Copying::begin(entry)?;
+        let path = entry.config.state_dir.join(module);
         let opened = std::fs::File::open(&path);
         let folder = opened
             .map(OwnedFd::from)
             .map_err(|e| PlaneError::Refused(format!("opening {}: {e}", path.display())))?;
         // Not while they are resumed.
-        let change = locked(&self.change);
-        let (mut steps, about) = (of_vm.steps(module, &folder)?, of_vm.about(&config));
+        let change = lock(&self.change);
+        let (mut steps, about) = (entry.steps(module, &folder)?, entry.about(&config));
         drop(change);
         Ok(Box::new(move |to| {
             take(&folder, &mut *steps, &about, to);
@@ -145,14 +146,14 @@ impl Modules {
         replace: bool,
         from: &mut dyn Read,
     ) -> Result<Restored, PlaneError> {
-        let of_vm = self.found(vm)?;
-        let config = of_vm.module(module)?;
-        let _copying = Copying::begin(of_vm)?;
-        let state_dir = &of_vm.config.state_dir;
-        of_vm.may_replace(module, replace)?;
+        let entry = self.found(vm)?;
+        let config = entry.module(module)?;
+        let _copying = Copying::begin(entry)?;
+        let state_dir = &entry.config.state_dir;
+        entry.may_replace(module, replace)?;
         let place = Put { state_dir, module, disk_bytes: config.disk_bytes };
         let received = copy::put(&place, from).map_err(refused)?;
-        let change = locked(&self.change);
+        let change = lock(&self.change);
         if change.stopped {
             return Err(PlaneError::Conflict("the daemon stops".into()));
         }
@@ -165,7 +166,7 @@ impl Modules {
             files: received.files,
             files_bytes: received.files_bytes,
         };
-        of_vm.put_in_place(received, &place, replace)?;
+        entry.put_in_place(received, &place, replace)?;
         drop(change);
         let Restored { of_vm, files_bytes, .. } = &restored;
         tracing::info!(%vm, %module, %of_vm, files_bytes, "a copy was put in place");
@@ -173,7 +174,7 @@ impl Modules {
     }
 }
 
-impl OfVm {
+impl VmEntry {
     /// The process ends for it, and begins with what is in place then; unless there is to be none.
     /// When that fails, all is as it was, or the error says where the files from before are.
     fn put_in_place(
@@ -183,10 +184,10 @@ impl OfVm {
         replace: bool,
     ) -> Result<(), PlaneError> {
         let modules = {
-            let stand = locked(&self.stand);
-            let modules = stand.modules.clone();
-            let serving = modules.filter(|_| !stand.drained);
-            if serving.is_none() && !stand.drained {
+            let state = lock(&self.state);
+            let modules = state.modules.clone();
+            let serving = modules.filter(|_| !state.drained);
+            if serving.is_none() && !state.drained {
                 return Err(self.not_begun());
             }
             serving

@@ -9,11 +9,12 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use base::sync::lock;
 use control::plane::PlaneError;
 use modules::ModuleConfig;
 use modules::copy::LockedFolder;
 
-use super::{Modules, OfVm, locked, refused};
+use super::{Modules, VmEntry, refused};
 
 /// File that marks a folder as drained; no module has this name.
 const MARK: &str = ".drained";
@@ -39,9 +40,9 @@ fn unmark(state_dir: &Path) -> io::Result<()> {
     }
 }
 
-impl OfVm {
+impl VmEntry {
     fn drain(&self) -> Result<(), PlaneError> {
-        let modules = locked(&self.stand).modules.clone();
+        let modules = lock(&self.state).modules.clone();
         // Those that have not begun do not begin any more.
         if let Some(modules) = &modules {
             modules.drain().map_err(refused)?;
@@ -54,14 +55,14 @@ impl OfVm {
             modules.iter().for_each(|modules| modules.begin_resume());
             return Err(PlaneError::Refused(text));
         }
-        locked(&self.stand).drained = true;
+        lock(&self.state).drained = true;
         Ok(())
     }
 
     /// Locks all folders of the modules. Another daemon's process on this host may hold them.
     fn nobody_serves(&self) -> Result<Vec<LockedFolder>, String> {
-        let list = locked(&self.stand).list.clone();
-        let lock = |module: &ModuleConfig| {
+        let list = lock(&self.state).list.clone();
+        let lock_folder = |module: &ModuleConfig| {
             let path = self.config.state_dir.join(&module.name);
             match File::open(&path) {
                 Ok(folder) => {
@@ -71,13 +72,13 @@ impl OfVm {
                 Err(e) => Err(format!("opening {}: {e}", path.display())),
             }
         };
-        list.iter().filter_map(|module| lock(module).transpose()).collect()
+        list.iter().filter_map(|module| lock_folder(module).transpose()).collect()
     }
 
     fn resume(&self) -> Result<(), PlaneError> {
         let state_dir = &self.config.state_dir;
-        let modules = locked(&self.stand).modules.clone();
-        if modules.is_some() && !locked(&self.stand).drained && is_marked(state_dir) {
+        let modules = lock(&self.state).modules.clone();
+        if modules.is_some() && !lock(&self.state).drained && is_marked(state_dir) {
             let text = format!(
                 "the modules of VM {} run, and {} was filled with another host's files meanwhile: what they \
                  serve is not what is there. Drain them first, then put the files there, then resume",
@@ -89,7 +90,7 @@ impl OfVm {
         unmark(state_dir).map_err(|e| {
             PlaneError::Refused(format!("removing the mark in {}: {e}", state_dir.display()))
         })?;
-        locked(&self.stand).drained = false;
+        lock(&self.state).drained = false;
         match modules {
             Some(modules) => modules.resume().map_err(refused),
             None => Ok(()),
@@ -100,22 +101,22 @@ impl OfVm {
 impl Modules {
     /// Ends a VM's modules until they are resumed.
     pub fn drain(&self, vm: &str) -> Result<(), PlaneError> {
-        let of_vm = self.found(vm)?;
-        let _change = locked(&self.change);
-        of_vm.drain()?;
-        tracing::info!(%vm, dir = %of_vm.config.state_dir.display(), "modules drained");
+        let entry = self.found(vm)?;
+        let _change = lock(&self.change);
+        entry.drain()?;
+        tracing::info!(%vm, dir = %entry.config.state_dir.display(), "modules drained");
         Ok(())
     }
 
     /// Has a VM's drained modules serve again.
     pub fn resume(&self, vm: &str) -> Result<(), PlaneError> {
-        let of_vm = self.found(vm)?;
-        let _change = locked(&self.change);
-        if of_vm.copying.load(Ordering::Acquire) && locked(&of_vm.stand).drained {
+        let entry = self.found(vm)?;
+        let _change = lock(&self.change);
+        if entry.copying.load(Ordering::Acquire) && lock(&entry.state).drained {
             let text = format!("a copy of VM {vm} is being taken or put in place: resume it then");
             return Err(PlaneError::Conflict(text));
         }
-        of_vm.resume()?;
+        entry.resume()?;
         tracing::info!(%vm, "modules resumed");
         Ok(())
     }

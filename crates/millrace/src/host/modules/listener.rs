@@ -32,10 +32,10 @@ impl Listener {
         let (socket, file) = socket::listen(path, 0o600, BACKLOG)?;
         let end =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| io("making an eventfd")(e.into()))?;
-        let told = end.try_clone().map_err(io("copying an eventfd"))?;
+        let end_copy = end.try_clone().map_err(io("copying an eventfd"))?;
         let thread = std::thread::Builder::new()
             .name(format!("mod-sock-{vm}"))
-            .spawn(move || accept_all(&socket, &told, &sink))
+            .spawn(move || accept_all(&socket, &end_copy, &sink))
             .map_err(io("starting its thread"))?;
         Ok(Self { file, end, thread: Some(thread) })
     }
@@ -43,7 +43,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Fails only when it was told so 2^64 times.
+        // Fails only when it was signalled 2^64 times.
         let _ = rustix::io::write(&self.end, &1u64.to_ne_bytes());
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread of {} panicked", self.file.path().display());

@@ -18,7 +18,7 @@ pub type Answer = Receiver<Vec<ModuleStats>>;
 
 /// State of a VM's modules.
 #[derive(Default)]
-pub struct Stand {
+pub struct ModulesState {
     /// Names, in the order of the config.
     pub names: Vec<String>,
     /// Modules of these names, as they are run.
@@ -42,28 +42,28 @@ pub fn wait(answer: &Answer, until: Instant) -> Result<Vec<ModuleStats>, RecvTim
     answer.recv_timeout(until.saturating_duration_since(Instant::now()))
 }
 
-impl Stand {
+impl ModulesState {
     /// Asks for counters; none when no modules run.
     pub fn ask(&self) -> Option<Answer> {
         self.modules.as_ref().map(|modules| modules.ask_stats())
     }
 
-    /// State of each module; `told`: the answer when they were asked for counters.
+    /// State of each module; `answer`: the answer when they were asked for counters.
     pub fn show(
         &mut self,
         vm: &str,
-        told: Option<Result<Vec<ModuleStats>, RecvTimeoutError>>,
+        answer: Option<Result<Vec<ModuleStats>, RecvTimeoutError>>,
     ) -> Vec<ModuleStatus> {
         let trouble = self.modules.as_ref().and_then(|modules| modules.trouble());
         let failed = self.failed.clone().or(trouble);
-        let missing = match (&told, &failed) {
+        let missing = match (&answer, &failed) {
             _ if self.drained => ModuleState::Drained,
             (Some(Ok(_)), _) => ModuleState::Busy,
             (Some(Err(RecvTimeoutError::Timeout)), _) => ModuleState::Silent,
             (Some(Err(RecvTimeoutError::Disconnected)) | None, Some(_)) => ModuleState::Failed,
             (Some(Err(RecvTimeoutError::Disconnected)) | None, None) => ModuleState::Starting,
         };
-        let now = match told {
+        let now = match answer {
             Some(Ok(now)) => now,
             _ => Vec::new(),
         };
@@ -183,9 +183,10 @@ mod tests {
 
     #[test]
     fn who_does_not_answer_is_shown_with_what_it_said_last() {
-        let mut stand = Stand { names: vec!["a".into(), "b".into()], ..Stand::default() };
-        let mut shown = |told| {
-            let shown = stand.show("v", told);
+        let mut state =
+            ModulesState { names: vec!["a".into(), "b".into()], ..ModulesState::default() };
+        let mut shown = |answer| {
+            let shown = state.show("v", answer);
             shown.iter().map(|m| (m.state.name(), m.counts.requests)).collect::<Vec<_>>()
         };
         assert_eq!(shown(None), [("starting", 0), ("starting", 0)]);
@@ -201,15 +202,15 @@ mod tests {
 
     #[test]
     fn what_failed_says_why() {
-        let mut stand = Stand { names: vec!["a".into()], ..Stand::default() };
-        stand.failed = Some("no such file".into());
-        let shown = &stand.show("v", None)[0];
+        let mut state = ModulesState { names: vec!["a".into()], ..ModulesState::default() };
+        state.failed = Some("no such file".into());
+        let shown = &state.show("v", None)[0];
         assert_eq!(
             (shown.state, shown.reason.as_deref()),
             (ModuleState::Failed, Some("no such file"))
         );
-        let told = Some(Ok(vec![stats("a", "it returned -5", 0)]));
-        let shown = &stand.show("v", told)[0];
+        let answer = Some(Ok(vec![stats("a", "it returned -5", 0)]));
+        let shown = &state.show("v", answer)[0];
         assert_eq!(shown.reason.as_deref(), Some("it returned -5"));
     }
 }

@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 use control::client::{Client, encode};
 use modules::copy::{self, Summary};
 
-use crate::cli::{ModuleBackup, ModuleRestore, ModuleVerify, OfVm};
-use crate::commands::{Done, pretty, refused};
+use super::{CommandResult, pretty, refused};
+use crate::cli::{ModuleBackup, ModuleRestore, ModuleVerify, VmArgs};
 use crate::exit;
 use crate::process::print_line;
 
@@ -18,8 +18,8 @@ fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-fn path(of: &OfVm, module: &str, what: &str) -> String {
-    format!("/v1/vms/{}/modules/{}/{what}", encode(&of.vm), encode(module))
+fn path(target: &VmArgs, module: &str, command: &str) -> String {
+    format!("/v1/vms/{}/modules/{}/{command}", encode(&target.vm), encode(module))
 }
 
 /// File that gets its name once it is whole; dropped before, it is removed.
@@ -27,7 +27,7 @@ struct Partial {
     to: PathBuf,
     partial: PathBuf,
     file: File,
-    kept: bool,
+    is_complete: bool,
 }
 
 /// Destination of a copy.
@@ -35,7 +35,7 @@ enum Output {
     /// A file of ours, or one that it replaces.
     File(Partial),
     /// An existing path that is no regular file: a FIFO, a device.
-    Else(File),
+    Special(File),
 }
 
 impl Output {
@@ -47,7 +47,9 @@ impl Output {
             Ok(found) if found.is_file() => {
                 Ok(Self::File(Partial::create(&path.canonicalize().with_context(what)?)?))
             }
-            Ok(_) => Ok(Self::Else(OpenOptions::new().write(true).open(path).with_context(what)?)),
+            Ok(_) => {
+                Ok(Self::Special(OpenOptions::new().write(true).open(path).with_context(what)?))
+            }
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self::File(Partial::create(path)?)),
             Err(e) => Err(e).with_context(what),
         }
@@ -65,15 +67,15 @@ impl Partial {
             .mode(0o600)
             .open(&partial)
             .with_context(|| format!("making {}", partial.display()))?;
-        Ok(Self { to: to.into(), partial, file, kept: false })
+        Ok(Self { to: to.into(), partial, file, is_complete: false })
     }
 
     /// Gives the file its name, durably.
-    fn keep(mut self) -> anyhow::Result<()> {
+    fn complete(mut self) -> anyhow::Result<()> {
         let what = || format!("making {} durable", self.to.display());
         self.file.sync_all().with_context(what)?;
         std::fs::rename(&self.partial, &self.to).with_context(what)?;
-        self.kept = true;
+        self.is_complete = true;
         let folder = self.to.parent().filter(|folder| *folder != Path::new(""));
         let folder = File::open(folder.unwrap_or(Path::new("."))).with_context(what)?;
         folder.sync_all().with_context(what)
@@ -82,13 +84,13 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.is_complete {
             let _ = std::fs::remove_file(&self.partial);
         }
     }
 }
 
-fn say(summary: &Summary) -> String {
+fn summary_text(summary: &Summary) -> String {
     let Summary { about, files, files_bytes, copy_bytes } = summary;
     format!(
         "{}/{} of {}: {files} files of {files_bytes} bytes, in a copy of {copy_bytes} bytes",
@@ -117,40 +119,40 @@ fn utc(since_1970_s: u64) -> String {
 }
 
 /// `module backup`.
-pub fn backup(args: &ModuleBackup) -> Done {
+pub fn backup(args: &ModuleBackup) -> CommandResult {
     if is_standard(&args.output) && std::io::stdout().is_terminal() {
         bail!("a copy is not for a terminal: name a file, or a pipe behind it");
     }
-    let client = Client::new(&args.of.socket.socket);
-    let mut from = match client.download(&path(&args.of, &args.module, "backup"))? {
+    let client = Client::new(&args.target.socket.socket);
+    let mut from = match client.download(&path(&args.target, &args.module, "backup"))? {
         Ok(from) => from,
         Err(answer) => return Ok(refused(&answer)),
     };
-    let what = || format!("the copy of {}/{}", args.of.vm, args.module);
+    let what = || format!("the copy of {}/{}", args.target.vm, args.module);
     let summary = if is_standard(&args.output) {
-        // What it says goes elsewhere.
+        // The summary goes to the standard error: the output is the copy.
         let mut to = BufWriter::with_capacity(1 << 20, std::io::stdout().lock());
         let summary = copy::pass(&mut from, &mut to).with_context(what)?;
-        eprintln!("millrace: {}", say(&summary));
+        eprintln!("millrace: {}", summary_text(&summary));
         return Ok(exit::OK);
     } else {
         let output = Output::open(&args.output)?;
-        let (Output::File(Partial { file, .. }) | Output::Else(file)) = &output;
+        let (Output::File(Partial { file, .. }) | Output::Special(file)) = &output;
         let mut to = BufWriter::with_capacity(1 << 20, file);
         let summary = copy::pass(&mut from, &mut to).with_context(what)?;
         drop(to);
         if let Output::File(partial) = output {
-            partial.keep()?;
+            partial.complete()?;
         }
         summary
     };
-    tell(&summary, args.json)
+    print_summary(&summary, args.json)
 }
 
-fn tell(summary: &Summary, json: bool) -> Done {
+fn print_summary(summary: &Summary, json: bool) -> CommandResult {
     match json {
         true => print_line(&pretty(&serde_json::to_value(summary)?)?)?,
-        false => print_line(&say(summary))?,
+        false => print_line(&summary_text(summary))?,
     }
     Ok(exit::OK)
 }
@@ -164,18 +166,18 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
 }
 
 /// `module verify`.
-pub fn verify(args: &ModuleVerify) -> Done {
+pub fn verify(args: &ModuleVerify) -> CommandResult {
     let mut from = open(&args.copy)?;
     let summary = copy::pass(&mut from, &mut std::io::sink())
         .with_context(|| args.copy.display().to_string())?;
-    tell(&summary, args.json)
+    print_summary(&summary, args.json)
 }
 
 /// `module restore`.
-pub fn restore(args: &ModuleRestore) -> Done {
+pub fn restore(args: &ModuleRestore) -> CommandResult {
     let mut from = open(&args.copy)?;
-    let path = format!("{}?replace={}", path(&args.of, &args.module, "restore"), args.replace);
-    let answer = Client::new(&args.of.socket.socket).upload(&path, &mut from)?;
+    let path = format!("{}?replace={}", path(&args.target, &args.module, "restore"), args.replace);
+    let answer = Client::new(&args.target.socket.socket).upload(&path, &mut from)?;
     if !answer.is_success() {
         return Ok(refused(&answer));
     }
@@ -186,7 +188,7 @@ pub fn restore(args: &ModuleRestore) -> Done {
         let of = |key: &str| value[key].as_u64().unwrap_or_default();
         print_line(&format!(
             "{}/{}: {} files of {} bytes, of {}",
-            args.of.vm,
+            args.target.vm,
             args.module,
             of("files"),
             of("files_bytes"),
@@ -222,9 +224,9 @@ mod tests {
         std::os::unix::fs::symlink(&file, &link).unwrap();
         match Output::open(&link).unwrap() {
             Output::File(partial) => assert_eq!(partial.to, file.canonicalize().unwrap()),
-            Output::Else(_) => panic!(),
+            Output::Special(_) => panic!(),
         }
-        assert!(matches!(Output::open(Path::new("/dev/null")).unwrap(), Output::Else(_)));
+        assert!(matches!(Output::open(Path::new("/dev/null")).unwrap(), Output::Special(_)));
         let text = Output::open(dir.path()).err().unwrap().to_string();
         assert!(text.ends_with(" is a folder: name a file"), "{text}");
         // What was not whole has gone.

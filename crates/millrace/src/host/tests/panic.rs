@@ -17,10 +17,10 @@ use vhost_user::session_store::SavedSession;
 use vhost_user::{SessionStore, VhostUserError};
 
 use self::session::{BASIC, FrontEnd};
-use super::tests::House;
+use super::House;
 
 /// The front end of the sessions' own tests.
-#[path = "../../../vhost-user/tests/common/mod.rs"]
+#[path = "../../../../vhost-user/tests/common/mod.rs"]
 mod session;
 
 const VMS: &str = "[[switch]]\nname='lan'\n[[vm]]\nname='a'\n[[vm.net]]\nname='n'\nswitch='lan'\n\
