@@ -1,5 +1,5 @@
-//! A program of a guest that says anything to the agent, with any descriptors: each packet has an answer with a
-//! reason that there is, and without a daemon nothing is moved.
+//! A program of a guest that says anything to the agent, with any descriptors: each packet has an
+//! answer with a reason that there is, and without a daemon nothing is moved.
 
 #![cfg_attr(fuzzing, no_main)]
 

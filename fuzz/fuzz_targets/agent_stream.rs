@@ -1,5 +1,5 @@
-//! A daemon that says anything to the agent of a guest: each call has one end, and no more waits for a pipe than the
-//! limits say.
+//! A daemon that says anything to the agent of a guest: each call has one end, and no more waits
+//! for a pipe than the limits say.
 
 #![cfg_attr(fuzzing, no_main)]
 

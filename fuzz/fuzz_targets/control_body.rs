@@ -1,5 +1,6 @@
-//! Whatever JSON comes as a request's body to the control API, or from a list that an earlier daemon left: what is
-//! refused changes nothing, and what is taken can be taken again from its own description.
+//! JSON of any kind as a request's body to the control API, or from a list that an earlier daemon
+//! left: what is refused changes nothing, and what is taken can be taken again from its own
+//! description.
 
 #![cfg_attr(fuzzing, no_main)]
 

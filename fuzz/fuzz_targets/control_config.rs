@@ -1,5 +1,6 @@
-//! Whatever is in a config file: a config or problems, not more than are told at once, each with its text; and each
-//! port of a config can be taken out, and attached again from its own description.
+//! A config file with any content: a config or problems, not more than are told at once, each with
+//! its text; and each port of a config can be taken out, and attached again from its own
+//! description.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,5 +1,5 @@
-//! A driver of a disk that asks for anything: each request is completed once, those that are right read and write
-//! what a plain array does, and others change nothing.
+//! A driver of a disk that asks for anything: each request is completed once, those that are right
+//! read and write what a plain array does, and others change nothing.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -27,7 +27,7 @@ struct Asked {
     kind: u32,
     offset: u64,
     data: Vec<u8>,
-    /// Where the device writes: data, then the status byte.
+    /// Buffers that the device writes: data, then the status byte.
     room: Vec<(u64, u32)>,
 }
 
@@ -58,7 +58,7 @@ fn request(input: &mut Input<'_>, block: u64) -> (Asked, [u8; 16]) {
     (Asked { kind, offset: sector.saturating_mul(512), data, room: Vec::new() }, header)
 }
 
-/// What is left of `bytes`, cut in two somewhere.
+/// Buffers with `bytes`, cut in two somewhere.
 fn pieces(disk: &DiskQueue, bytes: &[u8], cut: u8) -> Vec<(u64, u32)> {
     let (front, back) = bytes.split_at(usize::from(cut).min(bytes.len()));
     [front, back].into_iter().filter(|p| !p.is_empty()).map(|p| disk.driver.buffer(p)).collect()

@@ -1,5 +1,5 @@
-//! A daemon that says anything to the holder: what is no packet ends its connection and no other, and requests are
-//! answered as a table of names and blobs says.
+//! A daemon that says anything to the holder: what is no packet ends its connection and no other,
+//! and requests are answered as a table of names and blobs says.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,5 +1,5 @@
-//! A member that writes anything anywhere into its mailbox: what the host takes for sane is within the limits, and
-//! its own half is healed with its next change.
+//! A member that writes anything anywhere into its mailbox: what the host takes for sane is within
+//! the limits, and its own half is healed with its next change.
 
 #![cfg_attr(fuzzing, no_main)]
 

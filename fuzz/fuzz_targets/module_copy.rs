@@ -1,5 +1,6 @@
-//! Whatever is given to `module restore` or `module verify`: a whole copy, or an error; no panic, and no more memory
-//! than a record may have. The magic and the last record's hash are put in, so that the rest is looked at.
+//! Input of any kind for `module restore` or `module verify`: a whole copy, or an error; no panic,
+//! and no more memory than a record may have. The magic and the last record's hash are put in, so
+//! that the rest is looked at.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,6 +1,6 @@
-//! Whatever a program of a guest says to its modules: frames, or an error; no panic, nothing is executed twice
-//! that changes something, and no more is kept than the limits say. Frames need the right hash to be looked
-//! at, so the input is taken as headers and bodies, too.
+//! A program of a guest that says anything to its modules: frames, or an error; no panic, nothing
+//! is executed twice that changes something, and no more is kept than the limits say. Frames need
+//! the right hash to be looked at, so the input is taken as headers and bodies, too.
 
 #![cfg_attr(fuzzing, no_main)]
 

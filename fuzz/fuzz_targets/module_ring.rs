@@ -1,4 +1,5 @@
-//! Memory that a guest and its modules share: whatever the guest writes there, the host stays within its ring.
+//! Memory that a guest and its modules share: whatever the guest writes there, the host stays
+//! within its ring.
 #![cfg_attr(fuzzing, no_main)]
 
 use harness::fuzz_target;

@@ -1,5 +1,5 @@
-//! A connection whose guest, peer and twin send any segments while a pipe comes and goes: no panic, and what is left
-//! of a segment is never longer than it was, nor less than its headers.
+//! A connection whose guest, peer and twin send any segments while a pipe comes and goes: no panic,
+//! and what is left of a segment is never longer than it was, nor less than its headers.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,5 +1,6 @@
-//! A VM that sends any frames (IP, ARP, neighbour discovery, super-packets), bound to its addresses, and an uplink
-//! from which any come: nothing leaves with another's address, and other VMs reach each other as before.
+//! A VM that sends any frames (IP, ARP, neighbour discovery, super-packets), bound to its
+//! addresses, and an uplink from which any come: nothing leaves with another's address, and other
+//! VMs reach each other as before.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -12,11 +13,12 @@ use net::fuzzing::Switch;
 use net::testing::model_wire;
 use pipe::PipeHook;
 
-/// Beginnings of frames of the hostile VM, so that what follows them is looked at: destination, source, kind.
+/// Beginnings of frames of the hostile VM, so that what follows them is looked at: destination,
+/// source, kind.
 const OURS: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 const FRIEND: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 
-/// Nobody's pipes.
+/// Watch of pipes that belong to nobody.
 struct Unwatched;
 
 impl FlowWatch for Unwatched {

@@ -1,5 +1,6 @@
-//! The beginning of a frame with the header of its driver: what is taken for sane can be finished in software, into
-//! segments that are again sane, as long together as the whole, with checksums that a plain sum finds right.
+//! The beginning of a frame with the header of its driver: what is taken for sane can be finished
+//! in software, into segments that are again sane, as long together as the whole, with checksums
+//! that a plain sum finds right.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -78,8 +79,8 @@ fuzz_target!(|bytes: &[u8]| {
         let start = usize::from(vnet.csum_start);
         let at = start + usize::from(vnet.csum_offset);
         let left = u64::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
-        // What was in its place was the pseudo header's sum: with it the sum is all ones. An odd place is summed
-        // with its bytes the other way round.
+        // What was in its place was the pseudo header's sum: with it the sum is all ones. An odd
+        // place is summed with its bytes the other way round.
         if vnet.csum_offset % 2 == 0 {
             assert_eq!(fold(sum(&done[start..], left)), 0, "a sum that is not right");
         }

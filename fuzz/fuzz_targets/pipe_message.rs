@@ -1,5 +1,5 @@
-//! Whatever the guest's agent says: a hello and messages, or an error; never a panic, and nothing is
-//! kept beyond the limits.
+//! A guest's agent that says anything: a hello and messages, or an error; never a panic, and
+//! nothing is kept beyond the limits.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,5 +1,5 @@
-//! A small qcow2 image with changed words, opened, served for a while and closed: no panic, no endless
-//! loop, and the guest's data never goes to where the header is.
+//! A small qcow2 image with changed words, opened, served for a while and closed: no panic, no
+//! endless loop, and the guest's data never goes to where the header is.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -9,7 +9,7 @@ use harness::fuzz_target;
 use qcow2::testing::{Bytes, Recorder};
 use qcow2::{Chain, Clear, Image, Options, Plan, Scratch, Store};
 
-/// What the guest writes.
+/// Byte that the guest writes.
 const GUEST: u8 = 0xa5;
 const COPIED: u64 = 1 << 63;
 const DISK_LEN_BYTES: u64 = 64 << 10;
@@ -26,8 +26,8 @@ impl Input<'_> {
     }
 }
 
-/// Clusters: header, refcount table, block of counts, L1 table, L2 table, three of data, a snapshot's L1
-/// table, the snapshot table.
+/// Clusters: header, refcount table, block of counts, L1 table, L2 table, three of data, a
+/// snapshot's L1 table, the snapshot table.
 fn image(kind: u64) -> Bytes {
     let bits = 9 + (kind & 3) as u32;
     let is_v3 = kind & 4 != 0;

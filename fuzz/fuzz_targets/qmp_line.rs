@@ -1,5 +1,6 @@
-//! A monitor that says anything: an answer or an error, and no more is kept than the limits say. The answer is that
-//! of the last line with our number before the end of what came, as another reader of JSON finds it.
+//! A monitor that says anything: an answer or an error, and no more is kept than the limits say.
+//! The answer is that of the last line with our number before the end of what came, as another
+//! reader of JSON finds it.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,6 +1,6 @@
-//! A host that says anything to a client of its modules: events or an error, each request is answered at most once,
-//! and no more is kept than was sent. Frames need the right hash to be looked at, so the input is taken as frames,
-//! too.
+//! A host that says anything to a client of its modules: events or an error, each request is
+//! answered at most once, and no more is kept than was sent. Frames need the right hash to be
+//! looked at, so the input is taken as frames, too.
 
 #![cfg_attr(fuzzing, no_main)]
 

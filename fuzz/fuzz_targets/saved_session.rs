@@ -1,5 +1,5 @@
-//! A session that the holder gives back, whatever is in it: it is taken over or refused, it goes through JSON
-//! unchanged, and when its front end is gone no queue runs.
+//! A session that the holder gives back, whatever is in it: it is taken over or refused, it goes
+//! through JSON unchanged, and when its front end is gone no queue runs.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -123,7 +123,7 @@ fn session(input: &mut Input<'_>, driver: &ModelDriver) -> SavedSession {
     }
 }
 
-/// What belongs to the state, but for some that are of the wrong kind.
+/// Descriptors that belong to the state, but for some that are of the wrong kind.
 fn files(input: &mut Input<'_>, saved: &SavedSession, driver: &ModelDriver) -> Vec<OwnedFd> {
     let file = || {
         let file =

@@ -1,4 +1,5 @@
-//! Whatever a client says to the SQL database: as bytes of its stream, and as statements. No panic.
+//! A client that says anything to the SQL database: as bytes of its stream, and as statements. No
+//! panic.
 
 #![cfg_attr(fuzzing, no_main)]
 

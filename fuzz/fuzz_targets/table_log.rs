@@ -1,5 +1,5 @@
-//! Whatever is in the store's files: it starts, or says that it cannot; no panic, and it never takes memory for
-//! what a length only claims.
+//! Files of the table store with any content: it starts, or says that it cannot; no panic, and it
+//! never takes memory for what a length only claims.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,5 +1,5 @@
-//! Whatever a client says to the table store: a reply to each request, or a parked one; no panic. The input is
-//! a list of requests, each with its length in front.
+//! A client that says anything to the table store: a reply to each request, or a parked one; no
+//! panic. The input is a list of requests, each with its length in front.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,5 +1,6 @@
-//! A guest that sends any packets to programs of the host and to another guest: nobody gets what is no packet, no
-//! more connections are kept than there may be, and the other guest talks to the host as before.
+//! A guest that sends any packets to programs of the host and to another guest: nobody gets what is
+//! no packet, no more connections are kept than there may be, and the other guest talks to the host
+//! as before.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -20,7 +21,7 @@ const ROUND_NS: u64 = 1_000_000;
 
 struct World {
     folder: tempfile::TempDir,
-    /// Of both guests.
+    /// Listeners on the host, one for each guest.
     listeners: [UnixListener; 2],
 }
 

@@ -1,8 +1,8 @@
 //! The seam of a disk: stages, which see (and may change) its data between guest and image.
 //!
-//! A port with stages copies all data through buffers of ours, so that a stage only judges bytes that
-//! nobody else can change meanwhile. Ports without stages pay for a comparison. Nothing in the tree is
-//! a stage yet but tests.
+//! A port with stages copies all data through buffers of ours, so that a stage only judges bytes
+//! that nobody else can change meanwhile. Ports without stages pay for a comparison. Nothing in the
+//! tree is a stage yet but tests.
 
 /// Direction of data, seen from the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub enum Direction {
 /// Verdict of a stage on data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on.
+    /// The data goes on.
     Pass,
     /// The request fails; counted under the stage's name.
     Drop,

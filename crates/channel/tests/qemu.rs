@@ -1,5 +1,5 @@
-//! Channels with QEMU and Linux. No module is in the guests: what one would do is done by hand, through
-//! `/dev/mem`.
+//! Channels with QEMU and Linux. No module is in the guests: what one would do is done by hand,
+//! through `/dev/mem`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ const DOORBELL: u64 = 12;
 /// Guests are emulated on two cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Who lets devices come and go in the guest.
+/// Mechanism by which devices come and go in the guest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HotPlug {
     /// QEMU's default for q35, at once.
@@ -124,7 +124,7 @@ fn write(guest: &Guest, address: u64, bits: u32, value: u64) {
     guest.sh(&format!("devmem {address:#x} {bits} {value:#x}")).unwrap();
 }
 
-/// What a module would say first: its version, active, its generation and directory.
+/// Writes what a module would say first: its version, active, its generation and directory.
 fn announce(guest: &Guest, [registers, mailbox, _]: [u64; 3], generation: u64, dir_off: u64) {
     let half = mailbox + GUEST_OFF as u64;
     write(guest, half + 16, 64, generation);

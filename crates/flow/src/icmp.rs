@@ -42,7 +42,7 @@ const MAX_QUOTE: usize = 20;
 pub(crate) enum IcmpTarget {
     Guest,
     Twin,
-    /// Nobody: it is about no segment that is on its way.
+    /// No receiver: the error is about no segment that is on its way.
     Nobody,
 }
 

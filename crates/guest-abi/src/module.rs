@@ -174,7 +174,8 @@ pub struct Hello {
     pub reserved: U32,
     /// Random, the same each time this client connects; not zero.
     pub client: [u8; 16],
-    /// Which module its requests are for, filled up with zeroes. Empty: it wants the list only.
+    /// Name of the module that its requests are for, filled up with zeroes. Empty: it wants the
+    /// list only.
     pub module: [u8; MAX_NAME_BYTES],
 }
 
@@ -196,7 +197,7 @@ pub struct Welcome {
     pub max_body_bytes: U32,
     /// Time for which the client's state outlives its connection.
     pub linger_ms: U32,
-    /// Which life of the module this is; 0 when none was asked for.
+    /// Number of the module's life; 0 when no module was asked for.
     pub instance: U64,
     /// The highest `seq` of this client that the host has got; 0: it does not know the client.
     pub known_seq: U64,
@@ -245,13 +246,13 @@ pub mod failure {
     pub const BROKEN: u32 = 6;
     /// The same client connected once more.
     pub const REPLACED: u32 = 7;
-    /// What the request wrote may be durable or not: the host's storage failed.
+    /// The host's storage failed: what the request wrote may be durable or not.
     pub const STORAGE: u32 = 8;
     /// The service ends, or is replaced by another. Connect again.
     pub const ENDING: u32 = 9;
     /// The request is one whose reply the host does not keep any more, or which it cannot have.
     pub const OUT_OF_ORDER: u32 = 10;
-    /// There is no ring for this client. Of a goodbye: what came by its ring is damaged, maybe by
+    /// No ring is there for this client. Of a goodbye: what came by its ring is damaged, maybe by
     /// another program; connect again, without one.
     pub const RING: u32 = 11;
     /// Requests are taken by rings alone, and this one came by a socket. A client that can have a

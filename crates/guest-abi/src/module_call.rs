@@ -138,11 +138,11 @@ pub mod open {
 
 /// Levels of `log`.
 pub mod log {
-    /// Something is broken.
+    /// An error: something is broken.
     pub const ERROR: u32 = 1;
-    /// Something is odd.
+    /// A warning: something is odd.
     pub const WARN: u32 = 2;
-    /// Something happened.
+    /// An event: something happened.
     pub const INFO: u32 = 3;
     /// Detail for those who look for a fault.
     pub const DEBUG: u32 = 4;

@@ -44,7 +44,7 @@ macro_rules! reasons {
 reasons! {
     /// Everything was moved.
     Complete = 0, 0, "complete", "everything was moved";
-    /// Whoever asked does not want it any more.
+    /// The side that asked does not want it any more.
     Cancelled = 1, 125, "cancelled", "cancelled";
     /// The time of the request is over.
     TimedOut = 2, 110, "timed_out", "the time given was over";
@@ -116,9 +116,9 @@ reasons! {
     Stacked = 83, 95, "stacked", "a device between file system and disk is not supported";
     /// Extents without a place on the disk: compressed, encrypted, inline.
     Extents = 84, 95, "extents", "the file has parts without a place on the disk";
-    /// Somebody has the file open for writing.
+    /// A process has the file open for writing.
     NoLease = 85, 11, "no_lease", "somebody has the file open for writing";
-    /// Somebody wants to write or truncate the file.
+    /// A process wants to write or truncate the file.
     LeaseBroken = 86, 125, "lease_broken", "somebody wants to write to the file";
     /// The file's pages are in the guest's memory: sending them is cheaper.
     Cached = 87, 95, "cached", "the file is in the guest's memory already";

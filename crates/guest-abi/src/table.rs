@@ -186,7 +186,7 @@ pub mod batch_flag {
 pub struct Op {
     /// [`op`].
     pub kind: u8,
-    /// Which index of the table.
+    /// Number of the table's index.
     pub index: u8,
     /// [`op_flag`]s.
     pub flags: U16,
@@ -266,7 +266,7 @@ pub mod op {
     pub const SYNC: u8 = 27;
     /// Forgets a savepoint, and those after it.
     pub const RELEASE: u8 = 28;
-    /// Which version of this page the store speaks. Alone in a batch with number 0.
+    /// Asks for the version of this page that the store speaks. Alone in a batch with number 0.
     pub const VERSION: u8 = 29;
 }
 
@@ -341,7 +341,7 @@ pub mod status {
     pub const DEADLOCK: u16 = 3;
     /// A lock could not be had in time.
     pub const TIMEOUT: u16 = 4;
-    /// Somebody else changed it since the snapshot; rolled back.
+    /// Another transaction changed it since the snapshot; rolled back.
     pub const CONFLICT: u16 = 5;
     /// The client cancelled it.
     pub const CANCELLED: u16 = 6;
@@ -372,7 +372,7 @@ pub mod status {
 pub struct Answer {
     /// Bytes that follow.
     pub len_bytes: U32,
-    /// Which op of the batch.
+    /// Number of the op in the batch.
     pub op: U32,
     /// Number of [`Row`]s.
     pub rows: U32,
@@ -451,7 +451,7 @@ pub struct Auto {
 )]
 #[repr(C)]
 pub struct Speaks {
-    /// Of this page.
+    /// Version of this page.
     pub version: U32,
     /// Zero.
     pub reserved: U32,

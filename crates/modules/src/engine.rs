@@ -105,7 +105,7 @@ fn native(_: &Engine, name: &str, _: &[u8]) -> Result<Vec<u8>, ModulesError> {
     Err(ModulesError::Module { name: name.into(), why })
 }
 
-/// Nobody loads half a file, also not after the machine failed.
+/// Writes a file as a whole: nobody loads half of it, also not after the machine failed.
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));

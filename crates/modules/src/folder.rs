@@ -35,7 +35,7 @@ struct Node {
     handles: usize,
     /// Whether it still has a name.
     linked: bool,
-    /// Something was written that is not durable.
+    /// Whether anything was written that is not durable.
     dirty: bool,
 }
 

@@ -164,8 +164,8 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     Ok(Some(Modules { threads, list }))
 }
 
-/// Gives up all rights that the modules do not need, but for system calls. Before there are threads, which
-/// inherit that.
+/// Gives up all rights that the modules do not need, but for system calls. Before there are
+/// threads, which inherit that.
 fn give_up_rights(
     modules: &[ModuleSetup],
     parts: &[(Loaded, OwnedFd)],

@@ -1,4 +1,4 @@
-//! qcow2 images: the format, and a map of clusters that survives kills and power cuts.
+//! Images in qcow2: the format, and a map of clusters that survives kills and power cuts.
 //!
 //! # Theory of operation
 //! Three parts, from the bottom: [`format`] knows the bytes, [`map`] knows the places of clusters

@@ -29,7 +29,7 @@ struct Guest {
     view: ChainView,
     scratch: Scratch,
     random: Seeded,
-    /// What a sector may hold: one state, or several after an error. None: as at the beginning.
+    /// States that a sector may have: one, or several after an error. None: as at the beginning.
     states: BTreeMap<u64, Vec<Option<Value>>>,
     value: Value,
 }
@@ -232,7 +232,8 @@ fn a_change_that_failed_and_was_made_undoes_nothing() {
     }
 }
 
-/// As above, and the driver zeroes a part of what it could not write: memory says that it is zero.
+/// The driver zeroes a part of what it could not write, after a write that failed and was made:
+/// memory says that it is zero.
 #[test]
 fn a_part_is_zeroed_where_a_write_failed_and_was_made() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();

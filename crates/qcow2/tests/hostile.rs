@@ -315,7 +315,7 @@ fn an_image_on_a_device_has_all_of_its_room() {
     }
 }
 
-/// Its L1 table moves within the device, to a row of 200 clusters that no block counts yet.
+/// An L1 table that moves within the device, to a row of 200 clusters that no block counts yet.
 #[test]
 fn an_image_on_a_device_grows() {
     let dir = tempfile::tempdir().unwrap();
@@ -391,7 +391,7 @@ fn a_data_file_does_not_get_longer_than_the_disk() {
     assert_eq!(verdict, Verdict::Clean, "{text}");
 }
 
-/// Whoever reads it without the image finds the whole disk.
+/// A raw data file, read without its image, has the whole disk after it grew.
 #[test]
 fn a_data_file_grows_with_the_disk() {
     let dir = tempfile::tempdir().unwrap();
@@ -430,7 +430,7 @@ fn a_damaged_image_whose_sync_failed_is_not_closed_as_if_it_had_not() {
     chain.top().close().unwrap_err();
 }
 
-/// What was reserved and not used goes back.
+/// Clusters that were reserved and not used go back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {
     let dir = tempfile::tempdir().unwrap();
@@ -530,7 +530,8 @@ fn abuse_Q4_no_write_goes_where_nothing_is_counted() {
     assert_eq!(read(&chain, 0, 512).unwrap(), [9; 512]);
 }
 
-/// As above, and it has become a table before the first write: its count is right by now.
+/// An uncounted cluster of data that became a table before the first write: its count is right by
+/// now.
 #[test]
 fn abuse_Q4_no_write_goes_where_a_table_has_come() {
     let dir = tempfile::tempdir().unwrap();

@@ -23,13 +23,13 @@ use common::sample::get_u64;
 use qcow2::testing::{Bytes, Event, Recorder};
 use qcow2::{Chain, Clear, FileStore, Image, Layer, Options, Plan, Scratch, Store};
 
-/// What the guest writes.
+/// Byte that the guest writes.
 const GUEST: u8 = 0xa5;
 
-/// What a process may take of address space: 32-bit counts of entries must not become memory.
+/// Most address space for a process: 32-bit counts of entries must not become memory.
 const MAX_ADDRESS_SPACE_LEN_BYTES: u64 = 4 << 30;
 
-/// We refuse to open, QEMU opens for reading.
+/// Errors with which we refuse to open an image that QEMU opens for reading, and the reason.
 const WE_REFUSE: &[(&str, &str)] = &[
     ("header extension", "QEMU reads what is behind the file's end as zeroes"),
     ("it is damaged: ", "it was not closed, and what is wrong cannot be mended without loss"),
@@ -145,7 +145,7 @@ struct Tally {
     clusters_we_fail: u64,
     refused_for_writing: u64,
     worked: u64,
-    /// Where we and QEMU differ and no reason is known.
+    /// Images on which we and QEMU differ for no known reason.
     unknown: Vec<String>,
 }
 
@@ -157,7 +157,7 @@ impl Tally {
     }
 }
 
-/// What QEMU reads of an image: its content and the clusters that it cannot read.
+/// QEMU's reading of an image: its content and the clusters that it cannot read.
 struct ByQemu {
     raw: File,
     failed: Vec<u64>,
@@ -317,7 +317,7 @@ fn plan(
     }
 }
 
-/// What must be as it was.
+/// Asserts that nothing was changed that must be as it was.
 fn check(before: &Bytes, store: &Recorder, what: &str) {
     let after = store.bytes();
     let fixed = |bytes: &Bytes| {

@@ -26,7 +26,7 @@ fn discard(chain: &Chain, offset: u64) {
     chain.clear(&mut view, &mut Scratch::default(), range, Clear::Discard).unwrap();
 }
 
-/// Where the count of 16 bits for a byte of the file is.
+/// Offset of the 16-bit count for a byte of the file.
 fn count_at(bytes: &Bytes, host: u64) -> u64 {
     get_u64(bytes, get_u64(bytes, at::REFCOUNT_TABLE)) + host / CLUSTER * 2
 }
@@ -249,7 +249,7 @@ fn a_block_that_mending_makes_is_durable_before_the_table_has_it() {
     assert!(written < has_it && log[written..has_it].contains(&Event::Sync));
 }
 
-/// What is written in place of other content: to a new cluster, and to a piece of one.
+/// Writes in place of other content: to a new cluster, and to a piece of one.
 #[test]
 fn what_replaces_content_is_durable_before_its_entry() {
     for options in ["compression_type=zlib", "extended_l2=on"] {

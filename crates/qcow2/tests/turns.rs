@@ -214,7 +214,7 @@ impl Disk {
         qemu("qemu-io", &[&args[..], &[top.to_str().unwrap()]].concat());
     }
 
-    /// What an operator does in between.
+    /// Does to the image, between two turns, what an operator may do.
     fn operate(&mut self) {
         let top = self.top();
         let top = top.to_str().unwrap();

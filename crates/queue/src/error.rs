@@ -154,7 +154,7 @@ pub enum RingError {
     AvailJump {
         /// The guest's index.
         avail: u16,
-        /// Our position.
+        /// Position of the device.
         seen: u16,
         /// Distance.
         ahead: u16,

@@ -13,7 +13,8 @@ use crate::setup::{Layout, RingSetup};
 /// core has just written each.
 pub(crate) const AHEAD: u16 = 32;
 
-/// Our copy of one descriptor. `tail` is the last field but flags: `next` (split) or `id` (packed).
+/// A copy of one descriptor, in our memory. `tail` is the last field but flags: `next` (split) or
+/// `id` (packed).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Desc {
     pub addr: u64,

@@ -1,5 +1,5 @@
-//! What a hostile driver may put into a ring. Each test is named after its class in the list of
-//! known bugs of the field.
+//! Rings of a hostile driver. Each test is named after its class in the list of known bugs of the
+//! field.
 #![allow(non_snake_case)]
 // Helpers of tests may unwrap as the tests themselves do.
 #![allow(clippy::unwrap_used)]
@@ -142,7 +142,7 @@ fn abuse_B10_buffer_ids_are_any_numbers() {
     }
 }
 
-/// What is wrong with a start is called by its name.
+/// The error of a start names what is wrong with it.
 #[test]
 fn abuse_B10_a_base_that_makes_no_sense_is_called_base() {
     for (layout, avail, used, text) in [
@@ -475,8 +475,8 @@ fn abuse_R9_too_many_bytes_or_segments() {
     }
 }
 
-/// As many descriptors as a table may have and drivers are known to send, as many segments as a
-/// chain may have, and more.
+/// Chains with as many descriptors as a table may have and drivers are known to send, with as many
+/// segments as a chain may have, and with more.
 #[test]
 fn abuse_B2_chains_of_a_thousand_descriptors_and_of_too_many() {
     for layout in LAYOUTS {

@@ -268,7 +268,7 @@ fn abuse_V13_truncated_memory_is_named_and_not_the_queue_that_meets_it() {
     }
 }
 
-/// What is gone reads as zeroes: an index of 0 looks as if the driver had run ahead.
+/// Memory that is gone reads as zeroes: an index of 0 looks as if the driver had run ahead.
 #[test]
 fn abuse_V13_a_ring_whose_memory_was_truncated_is_called_that() {
     let fd = file(64 * PAGE);

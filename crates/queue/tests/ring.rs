@@ -152,7 +152,8 @@ fn a_vring_counts_and_notifies() {
     }
 }
 
-/// crosvm's default. The free-running indexes have 16 bits: two laps of the ring are all there is.
+/// Size by crosvm's default. The free-running indexes have 16 bits: two laps of the ring are all
+/// there is.
 #[test]
 fn abuse_N4_the_largest_ring_is_served_full_and_over_the_wrap_of_its_indexes() {
     const SIZE: u16 = base::limits::MAX_QUEUE_SIZE;

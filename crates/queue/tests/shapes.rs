@@ -73,7 +73,7 @@ impl Shape {
         driver
     }
 
-    /// Which limit it breaks first, in the order of its descriptors.
+    /// Limit that the chain breaks first, in the order of its descriptors.
     fn fault(&self) -> Option<ChainFault> {
         let bytes_for = (MAX_CHAIN_LEN_BYTES / self.len_bytes) as usize;
         let (first, fault) = match bytes_for <= MAX_CHAIN_SEGS {

@@ -10,11 +10,11 @@ use thiserror::Error;
 /// Kind of device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// virtio-net (device id 1).
+    /// Network device: virtio-net (device id 1).
     Net,
-    /// virtio-blk (device id 2).
+    /// Disk: virtio-blk (device id 2).
     Block,
-    /// virtio-vsock (device id 19).
+    /// Socket device: virtio-vsock (device id 19).
     Vsock,
 }
 

@@ -1,4 +1,4 @@
-//! vhost-user sessions, which connect a VMM's socket with a device engine.
+//! Sessions of vhost-user, which connect a VMM's socket with a device engine.
 //!
 //! # Theory of operation
 //! [`serve_port`] gives a port one thread that sleeps in `poll`. The thread takes one connection

@@ -1,4 +1,5 @@
-//! What is logged of front ends. The log is one for all threads of a process, so these tests have their own.
+//! Log lines about front ends. The log is one for all threads of a process, so these tests have
+//! their own.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
 mod common;
@@ -95,8 +96,8 @@ fn is_logged(device: &FakeDevice, driver: &mut ModelDriver, log: &OwnedFd) -> bo
     byte[0] & 1 << (page % 8) != 0
 }
 
-/// QEMU asks for a log before it gives one, and starts nothing in between. Whoever does loses pages, and
-/// is told so.
+/// QEMU asks for a log before it gives one, and starts nothing in between. A front end that does
+/// loses pages, and is told so.
 #[test]
 fn abuse_B9_a_queue_that_starts_with_logging_and_without_a_log_is_told_of() {
     listen();

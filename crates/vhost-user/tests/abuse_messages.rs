@@ -1,4 +1,4 @@
-//! What a front end may try on the socket: every message with wrong sizes, descriptors, order.
+//! Messages of a hostile front end: every message with wrong sizes, descriptors, order.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
 mod common;
@@ -46,7 +46,7 @@ fn abuse_V6_a_byte_out_of_band_is_a_part_of_a_message() {
     assert_ends(server, &front, "header flags");
 }
 
-/// What lies in a socket is closed with it, and may hang then.
+/// Descriptors that lie in a socket are closed with it, and their close may hang then.
 #[test]
 fn abuse_V4_nothing_can_be_put_into_a_back_end_channel() {
     let (device, _server, front) = simple(DeviceKind::Block);
@@ -164,8 +164,8 @@ fn abuse_R8_ring_sizes_over_the_socket() {
         front.send(Request::SetVringNum, state.as_bytes(), &[]);
         assert_ends(server, &front, "SET_VRING_NUM");
     }
-    // A size for a packed ring, which turns out to be a split one: the port breaks, the session does
-    // not, and the VMM hears of it. A reset heals.
+    // A size for a packed ring, which turns out to be a split one: the port breaks, the session
+    // does not, and the VMM hears of it. A reset heals.
     let (device, server, front) = simple(DeviceKind::Net);
     let driver = ModelDriver::new(Layout::Split, 16);
     front.hello(BASIC | feature::RING_PACKED);
@@ -380,9 +380,9 @@ fn abuse_P7_features_and_values_that_nobody_offered() {
     }
 }
 
-/// We never ask the VMM to map anything, and take no such message (P8): the back-end channel
-/// carries config changes only, and the messages of shared memory, GPU sockets, device state are
-/// unknown.
+/// No side maps anything for the other (P8): we never ask the VMM to, and take no such message. The
+/// back-end channel carries config changes only, and the messages of shared memory, GPU sockets,
+/// device state are unknown.
 #[test]
 fn abuse_P8_no_mappings_either_way() {
     let (device, _server, front) = simple(DeviceKind::Vsock);

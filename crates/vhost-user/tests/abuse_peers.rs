@@ -15,8 +15,8 @@ use vhost_user::codec::{self, Request, feature};
 use vhost_user::{DeviceKind, Endpoint, NullStore};
 use zerocopy::IntoBytes;
 
-/// Descriptors whose close hangs are in messages before the session begins, and nowhere else: whoever
-/// closes them there is the last.
+/// Descriptors whose close hangs are in messages before the session begins, and nowhere else: the
+/// side that closes them there is the last.
 #[test]
 fn abuse_V4_descriptors_whose_close_hangs_hold_up_no_session() {
     let requests = [
@@ -122,7 +122,7 @@ fn abuse_V7_a_session_that_panics_ends_alone() {
     assert_eq!(server.status().broken, None);
 }
 
-/// Whoever asks for an answer gets one before the session ends.
+/// A front end that asks for an answer gets one before the session ends.
 #[test]
 fn abuse_V12_refusals_are_answered() {
     let driver = ModelDriver::new(Layout::Split, 16);

@@ -137,7 +137,7 @@ fn abuse_N2_what_needs_a_control_queue_of_ours_is_offered_to_front_ends_that_lea
     device.wait_for(&Call::Activate((BASIC | WHOLE_DEVICE) & !own));
 }
 
-/// libkrun's driver was reset: it disables the rings, and starts with `SET_OWNER` again.
+/// Reset of libkrun's driver: it disables the rings, and starts with `SET_OWNER` again.
 #[test]
 fn a_front_end_may_own_again_while_no_queue_runs() {
     let (device, _server, front) = simple(DeviceKind::Block);
@@ -164,7 +164,7 @@ fn abuse_N1_more_queue_pairs_than_the_port_has_are_one_clear_error() {
     assert_ends(server, &front, wanted);
 }
 
-/// What QEMU does with `queues=2`: it hears of one pair, leaves, and comes again.
+/// QEMU with `queues=2` hears of one pair, leaves, and comes again.
 #[test]
 fn abuse_N1_a_front_end_that_leaves_again_and_again_is_told_of_with_the_likely_reason() {
     let dir = tempfile::tempdir().unwrap();
@@ -297,7 +297,8 @@ fn config_changes_reach_the_vmm() {
     assert!(device.notifier().is_none());
 }
 
-/// Whoever wants the VMM told hears that it was not: of a channel that nobody reads, and of one that is gone.
+/// A device that wants the VMM told hears that it was not: of a channel that nobody reads, and of
+/// one that is gone.
 #[test]
 #[allow(non_snake_case)]
 fn abuse_V15_B5_a_config_change_that_is_not_sent_is_an_error() {
@@ -418,7 +419,7 @@ fn an_inflight_region_goes_to_the_front_end_and_comes_back() {
     assert_eq!(device.take(0, 8), [ids[0]], "exactly the unfinished one comes again");
 }
 
-/// crosvm's default for every device.
+/// Size of each queue by crosvm's default, for every device.
 #[test]
 fn abuse_N4_a_ring_of_32768_descriptors_is_served() {
     for (layout, bits) in [(Layout::Split, 0), (Layout::Packed, feature::RING_PACKED)] {
@@ -431,8 +432,8 @@ fn abuse_N4_a_ring_of_32768_descriptors_is_served() {
     }
 }
 
-/// Cloud Hypervisor names the available index in `SET_VRING_BASE`, also of a ring whose requests nobody
-/// took: before the first start, and after a move from another host.
+/// Cloud Hypervisor names the available index in `SET_VRING_BASE`, also of a ring whose requests
+/// nobody took: before the first start, and after a move from another host.
 #[test]
 fn a_disk_with_an_inflight_region_is_offered_what_nobody_took() {
     for layout in [Layout::Split, Layout::Packed] {

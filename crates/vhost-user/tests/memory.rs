@@ -66,10 +66,11 @@ fn a_refused_slot_changes_nothing() {
     device.forget_calls();
     let small = memfd(4096);
     let bad = [
-        LOW,                                                                       // larger than its file
-        Region { mmap_offset: 5, len_bytes: 64, ..LOW },                           // not at a page
-        Region { len_bytes: 0, ..LOW },                                            // empty
-        Region { guest_addr: u64::MAX - 4095, len_bytes: 8192, ..LOW },            // wraps
+        // Larger than its file.
+        LOW,
+        Region { mmap_offset: 5, len_bytes: 64, ..LOW }, // not at a page
+        Region { len_bytes: 0, ..LOW },                  // empty
+        Region { guest_addr: u64::MAX - 4095, len_bytes: 8192, ..LOW }, // wraps
         Region { guest_addr: driver.region().guest_addr, len_bytes: 4096, ..LOW }, // overlaps
         Region { user_addr: driver.region().user_addr, len_bytes: 4096, ..LOW },
     ];
@@ -167,7 +168,7 @@ fn set_log(front: &FrontEnd, fd: &OwnedFd, size: u64) {
     assert_eq!(reply.body, body.as_bytes());
 }
 
-/// As an engine does it: what was written into the guest is marked, then completed. The page.
+/// Marks what was written into the guest and completes it then, as an engine does. Gives the page.
 fn written_round(device: &FakeDevice, driver: &mut ModelDriver) -> usize {
     let target = driver.alloc(4096);
     let id = driver.offer(&[], &[(target, 64)]);

@@ -106,7 +106,7 @@ fn a_dialling_port_waits_for_its_front_end_and_dials_again() {
     server.stop();
 }
 
-/// Somebody accepts and hangs up: that is no reason to dial as fast as the machine can.
+/// A peer accepts and hangs up: that is no reason to dial as fast as the machine can.
 #[test]
 fn abuse_P10_a_front_end_that_hangs_up_at_once_is_dialled_ever_more_seldom() {
     let dir = tempfile::tempdir().unwrap();

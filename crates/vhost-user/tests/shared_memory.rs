@@ -1,4 +1,4 @@
-//! What others in the daemon see of the memory that a front end shares.
+//! View that others in the daemon have of the memory that a front end shares.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;

@@ -11,7 +11,7 @@ use crate::packet::{ConnectionKey, Header, Op, RawHeader, SHUT_BOTH, SHUT_RECEIV
 /// State of a connection towards its guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// We requested the connection; the guest has not answered.
+    /// The connection was requested by us; the guest has not answered.
     Requesting,
     /// The guest requested the connection; the other end has not answered.
     Responding,
@@ -28,7 +28,7 @@ pub enum Event {
     Nothing,
     /// The guest accepted our request.
     Accepted,
-    /// This number of payload bytes is for the other end; they fit in the buffer.
+    /// Payload of this number of bytes is for the other end; they fit in the buffer.
     Data(u32),
     /// The guest shut these directions (the newly shut ones only).
     Shutdown(u8),

@@ -1,4 +1,4 @@
-//! vsock device of one guest, for its vhost-user session.
+//! The vsock device of one guest, for its vhost-user session.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 29 | 1 << 34 | 1 << 35;
 /// Queues: receive, transmit, event (virtio 1.2, 5.10.2). QEMU keeps the event queue to itself.
 const QUEUES: u16 = 3;
 
-/// vsock device of one guest. Made by [`crate::Domain::add_port`].
+/// The vsock device of one guest. Made by [`crate::Domain::add_port`].
 pub struct VsockPort {
     name: String,
     cid: u64,

@@ -153,7 +153,7 @@ impl Port {
 
 /// Socket behind a port of the host to which a guest may connect.
 pub(crate) struct HostSocket {
-    /// Our end of the socket, non-blocking.
+    /// The end of the socket that is ours, non-blocking.
     pub fd: OwnedFd,
     /// Other end for a service, with the sink that gets it once the connection is open.
     pub handover: Option<(ServiceSink, OwnedFd)>,

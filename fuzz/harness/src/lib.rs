@@ -1,17 +1,19 @@
-//! What all fuzz targets have in common: how they are run, and the memory that an input may take.
+//! Common part of all fuzz targets: how they are run, and the memory that an input may take.
 //!
 //! # Theory of operation
-//! A target is a function of bytes in [`fuzz_target`]: it panics if something is wrong. It is built in two ways.
-//! cargo-fuzz (`make fuzz`) sets `cfg(fuzzing)`, and libFuzzer looks for inputs that reach new code, for as long as
-//! one likes. Without that ([`mutate`], a part of `make test`) a target is an ordinary program, which takes the seeds
-//! in `seeds/<target>` and random changes of them for some seconds: no C++ and no sanitizers are needed, and the
-//! same inputs come in each run. `fuzz/short` has all such targets in one program, since linking takes longer than
-//! running. An input that panics is kept in `artifacts/<target>`; a target that is called with files runs those.
+//! A target is a function of bytes in [`fuzz_target`]: it panics if something is wrong. It is built
+//! in two ways. cargo-fuzz (`make fuzz`) sets `cfg(fuzzing)`, and libFuzzer looks for inputs that
+//! reach new code, for as long as one likes. Without that ([`mutate`], a part of `make test`) a
+//! target is an ordinary program, which takes the seeds in `seeds/<target>` and random changes of
+//! them for some seconds: no C++ and no sanitizers are needed, and the same inputs come in each
+//! run. `fuzz/short` has all such targets in one program, since linking takes longer than running.
+//! An input that panics is kept in `artifacts/<target>`; a target that is called with files runs
+//! those.
 //!
 //! # Limits
 //! - An input may take [`memory::MAX_BYTES`] more of the heap than there was before.
-//! - Seeds are a few files of a few hundred bytes for each target, some of them chosen from what libFuzzer has found:
-//!   each has code to itself.
+//! - Seeds are a few files of a few hundred bytes for each target, some of them chosen from what
+//!   libFuzzer has found: each has code to itself.
 
 pub mod memory;
 pub mod mutate;

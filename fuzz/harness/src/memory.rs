@@ -3,8 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Most bytes that an input may put on the heap, beyond what was there. The largest thing that is meant to be there
-/// is a qcow2 image's map.
+/// Most bytes that an input may put on the heap, beyond what was there. The largest thing that is
+/// meant to be there is a qcow2 image's map.
 pub const MAX_BYTES: usize = 64 << 20;
 
 static NOW_BYTES: AtomicUsize = AtomicUsize::new(0);

@@ -32,8 +32,8 @@ const EDGES: [u64; 14] = [
     u64::MAX,
 ];
 
-/// Random numbers (SplitMix64): the same seed, the same numbers. `base` has the same, but this is built in a workspace
-/// where nothing else needs what that brings.
+/// Random numbers (SplitMix64): the same seed, the same numbers. `base` has the same, but this is
+/// built in a workspace where nothing else needs what that brings.
 struct Numbers(u64);
 
 impl Numbers {
@@ -50,8 +50,8 @@ impl Numbers {
     }
 }
 
-/// Runs a target on the files that are named, or on its seeds and on changes of them: for `FUZZ_SECONDS`, from the
-/// random numbers of `FUZZ_SEED`.
+/// Runs a target on the files that are named, or on its seeds and on changes of them: for
+/// `FUZZ_SECONDS`, from the random numbers of `FUZZ_SEED`.
 pub fn run(target: &str, files: &[PathBuf], one: impl Fn(&[u8])) -> ExitCode {
     let run = if files.is_empty() { search(target, &one) } else { replay(files, &one) };
     match run {
@@ -107,7 +107,8 @@ impl Kept {
         let path = folder.join(format!("input-{}", std::process::id()));
         let file = File::create(&path)?;
         let text = format!("{target}: FUZZ_SEED={seed}, the input is in {}", path.display());
-        // Whichever thread panics. A test's output would be lost with the process, but not what is written so.
+        // Whichever thread panics. A test's output would be lost with the process, but not what is
+        // written so.
         std::panic::set_hook(Box::new(move |info| {
             let told = format!("{info}\n{}\n{text}\n", Backtrace::capture());
             let _ = io::stderr().write_all(told.as_bytes());

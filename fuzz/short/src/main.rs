@@ -1,5 +1,6 @@
-//! `fuzz-short TARGET [FILE…]`: one fuzz target on its seeds and on changes of them, or on files. A process has one
-//! target: what an input takes of memory is counted. The target of the module `sql` is built beside that.
+//! `fuzz-short TARGET [FILE…]`: one fuzz target on its seeds and on changes of them, or on files. A
+//! process has one target: what an input takes of memory is counted. The target of the module `sql`
+//! is built beside that.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

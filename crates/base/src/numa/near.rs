@@ -10,7 +10,7 @@ use super::{Node, Nodes};
 #[derive(Debug)]
 pub struct NodePreference {
     was: Option<Policy>,
-    /// Not `Send`: the policy is that of the thread that made it.
+    /// Marker that makes this not `Send`: the policy is that of the thread that made it.
     _here: PhantomData<*const ()>,
 }
 

@@ -1,8 +1,8 @@
 //! Write cache of a port, as the config and the driver want it.
 //!
-//! A cache that a driver switched off stays off over resets and reconnects. QEMU keeps a copy of the
-//! config space that it changes on writes of the driver only, over resets of the device too: the
-//! next driver reads "off" there and never flushes.
+//! A cache that a driver switched off stays off over resets and reconnects. QEMU keeps a copy of
+//! the config space that it changes on writes of the driver only, over resets of the device too:
+//! the next driver reads "off" there and never flushes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,5 @@
-//! qcow2 images: the crate `qcow2` maps clusters to places, the disks of the files move the data.
+//! Images in qcow2: the crate `qcow2` maps clusters to places, the disks of the files move the
+//! data.
 //!
 //! Mapped clusters are served as a raw disk is, see `disk.rs`; operations that have to wait for the
 //! disk below go to a few helper threads of the image, see `pool.rs`.

@@ -1,4 +1,4 @@
-//! qcow2 images: what is served, and what is refused (F1).
+//! Tests of qcow2 images: those that are served, and those that are refused (F1).
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};

@@ -1,4 +1,4 @@
-//! What guests, files and disks may try (ABUSE.md).
+//! Tests of hostile guests, files and disks (ABUSE.md).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -265,8 +265,8 @@ fn abuse_D3_an_engine_dropped_with_requests_in_flight_leaves_them_their_buffers(
 proptest::proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(64))]
 
-    /// Whatever the bytes of the requests are: each is answered with a legal status, nothing
-    /// outside its buffers is touched, and the queue goes on.
+    /// Requests of any bytes: each is answered with a legal status, nothing outside its buffers is
+    /// touched, and the queue goes on.
     #[test]
     fn abuse_R3_C4_any_bytes_are_answered(
         requests in proptest::collection::vec(
@@ -417,7 +417,7 @@ fn abuse_R10_memory_of_a_queue_does_not_grow_with_what_guests_ask() {
     }
 }
 
-/// Of a request in several steps, those that were done count.
+/// Steps of a request that were done count, also when a later one fails.
 #[test]
 fn abuse_B11_a_read_that_fails_in_its_second_step_claims_the_first() {
     for layout in BOTH {

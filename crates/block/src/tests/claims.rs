@@ -43,8 +43,7 @@ fn image() -> (tempfile::TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-/// What the kernel does with a ring of a killed process: the process's own descriptors are gone,
-/// the ring is not.
+/// State after the kill of a process: its own descriptors are gone, the ring in the kernel is not.
 #[test]
 fn abuse_D3_a_claim_lives_as_long_as_the_ring() {
     let (_dir, path) = image();

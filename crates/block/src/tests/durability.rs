@@ -11,7 +11,7 @@ use crate::testing::{BOTH, Offered, Rig, RigOptions};
 
 const BLOCKS: u64 = 16;
 
-/// What one block was promised.
+/// Promises made for one block.
 #[derive(Default, Clone)]
 struct Block {
     /// Newest stamp that was offered.

@@ -79,7 +79,8 @@ fn abuse_D1_in_write_through_mode_every_write_fails_from_then_on() {
     }
 }
 
-/// Of two flushes at the same time the kernel tells one of the error.
+/// Flushes at the same time share one flush of the disk: of two, the kernel would tell only one of
+/// the error.
 #[test]
 fn abuse_D1_flushes_at_the_same_time_share_one_and_its_failure() {
     for layout in BOTH {

@@ -146,7 +146,7 @@ fn what_is_held_is_what_the_setting_says() {
     }
 }
 
-/// What a failed flush lost cannot be written again: holding it would end in a lie.
+/// Data that a failed flush lost cannot be written again: holding the flush would end in a lie.
 #[test]
 fn a_flush_is_never_held() {
     for writeback in [true, false] {
@@ -247,7 +247,7 @@ fn a_queue_that_stops_answers_what_it_holds() {
     }
 }
 
-/// Where the session ends, and the next one knows what was in flight.
+/// Requests are held when the session ends, and the next one knows what was in flight.
 #[test]
 fn what_is_held_when_the_session_ends_is_taken_again_by_the_next_one() {
     for layout in BOTH {

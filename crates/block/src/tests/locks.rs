@@ -108,7 +108,8 @@ impl Role {
 struct Process(Child);
 
 impl Process {
-    /// It answers its monitor once everything on the command line is there; else what it says.
+    /// Starts a process, which answers its monitor once everything on the command line is there.
+    /// The error is its output.
     fn start(mut command: Command) -> Result<Self, String> {
         let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = pipes.spawn().unwrap();
@@ -135,7 +136,7 @@ impl Drop for Process {
 /// A name, and how it is started.
 type Peer<'a> = (String, Box<dyn Fn() -> Result<Process, String> + 'a>);
 
-/// Who comes beside and stays.
+/// Processes of QEMU's that open an image beside ours, and stay.
 fn peers(images: &Images) -> Vec<Peer<'_>> {
     let mut peers: Vec<Peer<'_>> = Vec::new();
     for (n, role) in ROLES.into_iter().enumerate() {

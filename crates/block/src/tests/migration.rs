@@ -1,4 +1,4 @@
-//! What a migration must be told: the pages that requests wrote.
+//! Pages that a migration must be told of: those that requests wrote.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which bytes make a placed write, however they lie in the guest's memory.
+//! Bytes that make a placed write, however they lie in the guest's memory.
 
 use proptest::prelude::*;
 use queue::Layout;
@@ -7,7 +7,7 @@ use super::placeholders::Bench;
 use crate::request::kind;
 use crate::testing::placeholders::{TAG, sector};
 
-/// What a write must be taken as, from its bytes alone: tag and offset in the pipe.
+/// Tag and offset in the pipe that a write must be taken to have, from its bytes alone.
 fn oracle(data: &[u8]) -> Option<([u8; 16], u64)> {
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
     let at = number(data.get(8..16)?);

@@ -33,7 +33,7 @@ impl Bench {
         (offered, self.taken.try_recv().unwrap())
     }
 
-    /// Is read as any other.
+    /// Asserts that a read with this memory goes to the disk as any other.
     fn is_read(&mut self, sector: u64, skew: usize, memory: &[u8]) {
         let content = pattern(7, memory.len());
         self.disk.state().cache[sector as usize * 512..][..content.len()].copy_from_slice(&content);

@@ -52,7 +52,7 @@ impl Bench {
         self.disk.state().log.iter().map(|l| l.0).collect()
     }
 
-    /// Is written as it is.
+    /// Asserts that a write of this data goes to the disk as it is.
     fn is_ordinary(&mut self, data: &[u8]) {
         self.disk.state().cache.fill(UNTOUCHED);
         self.rig.write(8, data);

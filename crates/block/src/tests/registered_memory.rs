@@ -24,7 +24,7 @@ use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
 const MIB: u64 = 1 << 20;
 
-/// Where the memory that changes is for the guest; below are the ring and the headers.
+/// Offset, for the guest, of the memory that changes; below are the ring and the headers.
 const MOVING: u64 = 4 * MIB;
 
 /// A direct disk on a real file system, full of a pattern.
@@ -313,7 +313,7 @@ fn memory_that_cannot_be_locked_is_told_and_the_disk_works_without() {
     std::thread::spawn(work).join().unwrap();
 }
 
-/// What a front end declares costs it nothing until somebody fills it.
+/// Memory that a front end declares costs nothing until somebody fills it.
 #[test]
 fn abuse_R12_more_memory_than_is_allowed_is_neither_filled_nor_registered() {
     let (_dir, path) = image();
@@ -329,7 +329,7 @@ fn abuse_R12_more_memory_than_is_allowed_is_neither_filled_nor_registered() {
     assert_eq!(used.get() + rig.stats.registered.get(), 0);
 }
 
-/// Not on a kernel that registers nothing for other reasons: then all the tests above say nothing.
+/// Fails where the kernel registers nothing for other reasons: there the tests above say nothing.
 #[test]
 fn one_gibibyte_is_one_buffer_for_the_kernel() {
     let (_dir, path) = image();

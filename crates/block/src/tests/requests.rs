@@ -1,4 +1,4 @@
-//! What each request does, on every back end and both ring layouts.
+//! Tests of each request, on every back end and both ring layouts.
 
 use queue::Layout;
 

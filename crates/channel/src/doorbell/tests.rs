@@ -154,7 +154,8 @@ fn what_does_not_fit_is_said_later() {
 }
 
 proptest! {
-    /// Whoever comes and goes: a member knows everyone who is there, and was told once.
+    /// Members know everyone who is there, and are told once, in whatever order members come and
+    /// go.
     #[test]
     fn members_know_who_is_there(
         steps in proptest::collection::vec((1u16..6, any::<bool>()), 1..40),

@@ -101,7 +101,7 @@ fn an_end_a_stop_and_a_timeout_are_told_apart() {
     assert_eq!(error.to_string(), "monitor: ask: no answer within 1 ms");
 }
 
-/// It says more, and faster, than is read.
+/// A monitor that says more, and faster, than is read.
 #[test]
 #[allow(non_snake_case)]
 fn abuse_V2_a_monitor_that_says_much_is_left_all_the_same() {

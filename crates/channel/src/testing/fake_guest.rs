@@ -12,12 +12,12 @@ use super::fake_qemu::FakeQemu;
 use crate::doorbell::testing::receive_all;
 use crate::mailbox::testing::MemberSide;
 
-/// What is in the guest: the device and its driver.
+/// A guest's part of a channel: the device and its driver.
 pub(crate) struct FakeGuest {
     connection: OwnedFd,
     pub mailbox: MemberSide,
     pub id: u16,
-    /// Who can be rung.
+    /// Doorbells of the members that can be rung, by the member's number.
     pub bells: BTreeMap<i64, Vec<Doorbell>>,
     pub says: Guest,
 }
@@ -62,7 +62,7 @@ impl FakeGuest {
         self.bells[&0][0].ring().unwrap();
     }
 
-    /// Its module begins.
+    /// Announces the guest's module, which begins.
     pub fn announce(&mut self, generation: u64, dir_off: u64) {
         self.says.state = guest_state::ACTIVE.into();
         (self.says.generation, self.says.dir_off) = (generation.into(), dir_off.into());

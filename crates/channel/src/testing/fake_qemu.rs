@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// Nothing in a test takes so long.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What QEMU knows.
+/// State of the fake QEMU.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     /// Root ports and their slots.
@@ -112,7 +112,7 @@ impl FakeQemu {
         writeln!(books.connection.as_ref().unwrap(), "{}", deleted(device)).unwrap();
     }
 
-    /// It ends as if killed.
+    /// Ends QEMU as if it was killed.
     pub fn kill(&self) {
         let mut books = self.books();
         let connection = books.connection.take().unwrap();

@@ -1,4 +1,4 @@
-//! What tests of all members together stand on.
+//! Helpers of tests of all members together.
 
 pub(crate) mod fake_guest;
 pub(crate) mod fake_qemu;
@@ -46,7 +46,7 @@ impl World {
         (qemu, guest)
     }
 
-    /// What the list says of a VM.
+    /// Entry of a VM in the list.
     pub fn info(&self, vm: &str) -> crate::MemberInfo {
         self.channels.list().into_iter().find(|info| info.vm == vm).unwrap()
     }

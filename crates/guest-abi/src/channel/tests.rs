@@ -92,7 +92,7 @@ fn include_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/kmod/include")
 }
 
-/// What C's compiler says of each expression.
+/// Values of the expressions by C's compiler.
 fn in_c(facts: &[Fact]) -> BTreeMap<String, u64> {
     let folder = std::env::temp_dir().join(format!("millrace-channel-abi-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

@@ -7,8 +7,8 @@ use base::sync::lock;
 use block::CheckProgress;
 use config::{DiskFormat, PortConfig};
 
-/// Most checks at a time: more of them would only share the storage, and each takes a byte of memory
-/// for a cluster of its image.
+/// Most checks at a time: more of them would only share the storage, and each takes a byte of
+/// memory for a cluster of its image.
 pub const MAX_CHECKS: usize = 4;
 
 /// The progress of the check that a port's image needs; none if it needs none.

@@ -96,7 +96,7 @@ pub struct Summary {
     pub about: About,
     /// Files.
     pub files: u64,
-    /// Their lengths together.
+    /// Total length of the files.
     pub files_bytes: u64,
     /// The copy itself.
     pub copy_bytes: u64,

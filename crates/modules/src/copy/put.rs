@@ -39,7 +39,7 @@ pub struct Received {
     pub about: About,
     /// Summary of its files.
     pub files: u64,
-    /// Their lengths together.
+    /// Total length of the files.
     pub files_bytes: u64,
 }
 

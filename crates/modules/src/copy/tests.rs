@@ -22,7 +22,7 @@ use crate::limits::HELD_BYTES;
 /// Most bytes of the files of these tests.
 const DISK_BYTES: u64 = 1 << 30;
 
-/// What a module does with its files.
+/// Operation of a module on its files.
 #[derive(Debug, Clone)]
 enum Op {
     Write {
@@ -80,10 +80,10 @@ struct Module {
     dir: tempfile::TempDir,
     folder: Folder,
     handles: BTreeMap<String, i32>,
-    /// What it is still to do, the next one last.
+    /// Operations that are still to do, the next one last.
     ops: Vec<Op>,
     held: bool,
-    /// Its files when they were held still.
+    /// Files of the module at the time when they were held.
     then: Option<Files>,
 }
 
@@ -149,7 +149,7 @@ impl Module {
     }
 }
 
-/// Where the copy goes: with each piece of it the module goes on.
+/// Receiver of the copy: with each piece of it the module goes on.
 struct Busy(Rc<RefCell<Module>>, Vec<u8>);
 
 impl Write for Busy {
@@ -425,7 +425,7 @@ fn a_copy_that_failed_says_why() {
 
 #[test]
 fn files_are_not_held_for_more_than_a_moment_takes() {
-    /// It writes all of a large file, all the time.
+    /// A module that writes all of a large file, all the time.
     struct Writes(u64);
     impl Steps for Writes {
         fn step(&mut self, step: CopyStep) -> Result<Written, String> {

@@ -6,16 +6,16 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 
-/// What the child tries, and in which folder.
+/// Environment variables: the child's attempt, and the folder for it.
 const WHAT: &str = "MILLRACE_TEST_TRIES";
 const WHERE: &str = "MILLRACE_TEST_FOLDER";
 
-/// It may.
+/// Exit code of a child that may do it.
 const MAY: i32 = 10;
-/// It may not, and lives.
+/// Exit code of a child that may not do it, and lives.
 const MAY_NOT: i32 = 11;
 
-/// This test as a process of its own, confined, that tries one thing.
+/// Runs this test as a process of its own, confined, that tries one thing.
 fn child(what: &str, folder: &Path) -> ExitStatus {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "sandbox::tests::confined", "--ignored", "--test-threads=1"])

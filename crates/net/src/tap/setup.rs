@@ -102,7 +102,7 @@ fn set(file: &OwnedFd, number: libc::Ioctl, value: &libc::c_int) -> io::Result<(
     ioctl(file, number, std::ptr::from_ref(value).cast_mut())
 }
 
-/// As [`attach`], once nobody else has the interface.
+/// Does [`attach`] once nobody else has the interface, waiting at most `BUSY_TIMEOUT`.
 fn attach_free(file: &OwnedFd, name: &str) -> io::Result<String> {
     let since = Instant::now();
     loop {

@@ -288,7 +288,8 @@ fn without_arp_frames_go_to_the_interface_itself_and_nothing_goes_first() {
     });
 }
 
-/// As that of a killed daemon, whose ring the kernel ends after the process.
+/// A TAP whose owner leaves late, as that of a killed daemon: the kernel ends its ring after the
+/// process.
 #[test]
 fn a_tap_that_its_last_owner_is_about_to_leave_is_waited_for() {
     in_namespace(|| {
@@ -297,7 +298,8 @@ fn a_tap_that_its_last_owner_is_about_to_leave_is_waited_for() {
         let (tell, told) = std::sync::mpsc::channel();
         let leaver = std::thread::spawn(move || {
             told.recv().unwrap();
-            // The other one tries meanwhile: each try is a system call on the interface that is there.
+            // The other one tries meanwhile: each try is a system call on the interface that is
+            // there.
             std::thread::sleep(std::time::Duration::from_millis(50));
             drop(last);
         });

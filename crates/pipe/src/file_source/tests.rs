@@ -83,7 +83,7 @@ proptest! {
         prop_assert!(got == want);
     }
 
-    /// What is taken lies in the disk and has the length; what does not, is not taken.
+    /// Extents that are taken lie in the disk and have the length; others are not taken.
     #[test]
     fn any_extents_are_judged_without_a_panic(
         extents in prop::collection::vec((any::<u64>(), any::<u64>()), 0..6),

@@ -102,8 +102,8 @@ fn addresses_that_no_guest_can_have_are_refused() {
     }
 }
 
-/// Whatever a socket in there connects to, it does not get to the host's sockets: the packets come
-/// out of the TAP.
+/// A socket in the namespace reaches no socket of the host, whatever it connects to: the packets
+/// come out of the TAP.
 #[test]
 fn abuse_I_the_host_is_not_reachable() {
     let (namespace, mut tap) = namespace();

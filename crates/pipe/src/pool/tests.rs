@@ -1,4 +1,4 @@
-//! Whose turn it is.
+//! Tests of the turns that pipes take.
 
 use super::*;
 use std::os::unix::net::UnixStream;

@@ -221,7 +221,7 @@ fn acknowledgements_drain_the_queue() {
     assert!(info.rtt_us > 0 && info.cwnd >= 10, "{info:?}");
 }
 
-/// Nobody answers: everything comes again, soon where the kernel lets us say so.
+/// A peer that does not answer: everything comes again, soon where the kernel lets us say so.
 #[test]
 fn what_is_lost_is_sent_again() {
     let mut bed = bed(V4);

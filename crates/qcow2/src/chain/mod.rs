@@ -161,8 +161,8 @@ impl Chain {
         self.find_from(0, view, offset, max)
     }
 
-    /// Where in memory the image's own entry of a byte of the disk is, if it is there: for who
-    /// wants it in the cache before it looks.
+    /// Address in memory of the image's own entry of a byte of the disk, if it is there: for
+    /// callers that want it in the cache before they look.
     #[inline]
     pub fn entry_address(&self, view: &mut ChainView, offset: u64) -> Option<*const u8> {
         view.top()?.entry_address(&self.top, offset)

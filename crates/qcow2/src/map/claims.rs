@@ -48,7 +48,7 @@ impl std::fmt::Debug for Claims {
 /// Outcome of a try to claim clusters and take as many of the reserve.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// As many clusters are claimed, and these of the file are the caller's.
+    /// The claim is made, and these clusters of the file, as many, are the caller's.
     Clusters(Range<u64>),
     /// The first one is claimed already; the waker is rung when that claim ends.
     Busy,

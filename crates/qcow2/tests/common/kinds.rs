@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// What an image is made of.
+/// A kind of image: how it is made.
 #[derive(Debug, Clone, Copy)]
 pub struct Kind {
     pub name: &'static str,
@@ -15,10 +15,10 @@ pub struct Kind {
     pub filled: bool,
     /// Internal snapshots taken after that.
     pub snapshots: u32,
-    /// Its content is compressed.
+    /// Whether its content is compressed.
     pub compressed: bool,
     pub bitmap: bool,
-    /// Its data is in `data.raw`.
+    /// Whether its data is in `data.raw`.
     pub data_file: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What each sector of a disk may hold after a death.
+//! Model of a disk: the states that each sector may have after a death.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ struct Change {
     op: usize,
 }
 
-/// Where operations are in the log of the file.
+/// Place of an operation in the log of the file.
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
     pub begin: usize,

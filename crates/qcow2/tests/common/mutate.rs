@@ -5,8 +5,8 @@ use qcow2::testing::Bytes;
 
 use super::sample::{OFFSET, at, get_u32, get_u64, put_u64, set_dirty};
 
-/// Where the tables of an image are, as far as they can be found. Nothing is believed: what is
-/// outside the file, or too long, is left out.
+/// Places of an image's tables, as far as they can be found. Nothing is believed: what is outside
+/// the file, or too long, is left out.
 #[derive(Debug, Default)]
 pub struct Tables {
     pub cluster_bits: u32,

@@ -1,9 +1,9 @@
-//! What QEMU says of an image.
+//! QEMU as an oracle: its verdict on an image.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What `qemu-img check` finds.
+/// Outcome of `qemu-img check`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Clean,

@@ -8,7 +8,7 @@ use qcow2::{Chain, Error, Image, Layer, Options, Store};
 
 use super::kinds::qemu;
 
-/// Where fields of the header are.
+/// Offsets of fields of the header.
 pub mod at {
     pub const SIZE: u64 = 24;
     pub const L1_ENTRIES: u64 = 36;
@@ -69,7 +69,7 @@ pub fn open(bytes: Bytes) -> (Arc<Recorder>, Result<Chain, Error>) {
     open_over(bytes, Vec::new())
 }
 
-/// As [`open`], over other layers.
+/// Opens an image as [`open`] does, over other layers.
 pub fn open_over(bytes: Bytes, below: Vec<Layer>) -> (Arc<Recorder>, Result<Chain, Error>) {
     let store = Arc::new(Recorder::new(bytes));
     let opened = open_image(store.clone());

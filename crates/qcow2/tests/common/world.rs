@@ -43,25 +43,25 @@ impl Tape {
         (self.log, self.times) = self.store.take_log_with_times();
     }
 
-    /// What was done before `at`.
+    /// Events before `at`.
     fn upto(&self, at: usize) -> &[Event] {
         &self.log[..self.times.partition_point(|&time| time < at as u64)]
     }
 }
 
-/// What a death leaves: the image file and, if there is one, the data file.
+/// Files that a death leaves: the image and, if there is one, the data file.
 #[derive(Clone)]
 struct Left {
     image: Bytes,
     data: Option<Bytes>,
 }
 
-/// See the module's text.
+/// An image at work, with its model and all that was done to its files.
 pub struct World {
     kind: Kind,
     dir: tempfile::TempDir,
     image: Tape,
-    /// Where there is a data file.
+    /// The data file, if the image has one.
     data: Option<Tape>,
     chain: Chain,
     view: ChainView,
@@ -165,7 +165,7 @@ impl World {
         from..(from + len.min(2048)).min(disk)
     }
 
-    /// So many random operations.
+    /// Does this number of random operations.
     pub fn run(&mut self, count: usize) {
         for _ in 0..count {
             match self.below(41) {
@@ -214,7 +214,7 @@ impl World {
         self.model.end(op, self.at(), false);
     }
 
-    /// Where data of the disk goes.
+    /// File into which data of the disk goes.
     fn data_store(&self) -> &Recorder {
         &self.data.as_ref().unwrap_or(&self.image).store
     }

@@ -18,9 +18,10 @@ use crate::setup::{Completion, Position};
 // Further fields of `QueueRegionPacked` and `DescStatePacked` in the specification.
 const AT_FREE_HEAD: usize = 12;
 const AT_OLD_FREE_HEAD: usize = 14;
-/// used_idx, old_used_idx, used_wrap_counter, old_used_wrap_counter and two bytes of padding: one
-/// word, stored at once. Position and wrap counter stored one after the other would, where a
-/// completion wraps, leave a moment in which they name a place in the wrong lap.
+/// Offset of one word that is stored at once: used_idx, old_used_idx, used_wrap_counter,
+/// old_used_wrap_counter and two bytes of padding. Position and wrap counter stored one after the
+/// other would, where a completion wraps, leave a moment in which they name a place in the wrong
+/// lap.
 const AT_USED: usize = 16;
 const ENTRY_INFLIGHT: usize = 0;
 const ENTRY_NEXT: usize = 2;

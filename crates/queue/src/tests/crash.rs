@@ -18,7 +18,7 @@ use crate::{Batch, Chain};
 /// Chains that the driver wants done. Enough for several laps of the small rings used here.
 const CHAINS: u32 = 30;
 
-/// What survives a daemon.
+/// Memory that survives a daemon.
 #[derive(Clone)]
 enum Kept {
     Slot(PositionSlot),

@@ -17,7 +17,7 @@ enum Step {
     Offer { readable: Vec<u16>, writable: Vec<u16>, table: bool },
     /// Pop up to this many, give the last ones back, complete the rest.
     Serve { max: usize, back: usize },
-    /// As `Serve`, completing the newest first.
+    /// Pop up to this many and complete them, the newest first.
     Backwards { max: usize },
     /// Consume used chains.
     Consume,
@@ -46,7 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the driver knows of a chain that it offered.
+/// A chain that the driver offered, as it knows it.
 struct Offered {
     id: u16,
     bytes: Vec<u8>,

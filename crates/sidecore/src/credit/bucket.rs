@@ -152,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked when: never more than a burst and what has come in.
+        /// A bucket never gives more than a burst and what has come in, whatever is asked when.
         #[test]
         fn the_rate_holds(
             per_s in 1u64..1 << 40,

@@ -91,7 +91,7 @@ pub(super) struct Entry {
     /// Level of the ledger at the last refill.
     seen: u64,
     balance: i64,
-    /// It ran out of credit, and has not earned a quantum since.
+    /// Whether the VM ran out of credit, and has not earned a quantum since.
     low: bool,
     has_floor: bool,
     has_ceiling: bool,
@@ -108,15 +108,15 @@ pub(super) struct Entry {
     unreported: Unreported,
     /// Total of the account at the last look.
     seen_total: u64,
-    /// It was active since the last look.
+    /// Whether the VM was active since the last look.
     pub(super) active: bool,
     /// Last round in which it had more to do than it was served, with credit left.
     pub(super) backlogged_in: u64,
     /// Last round in which it was charged, and the bytes charged in it.
     turn: (u64, u64),
-    /// It is in the list of VMs to look at.
+    /// Whether the VM is in the list of those to look at.
     pub(super) listed: bool,
-    /// It is in the ledger of a device, beside that of the sidecore.
+    /// Whether the entry is in the ledger of a device, beside that of the sidecore.
     is_device: bool,
     pub(super) account: Arc<Account>,
 }

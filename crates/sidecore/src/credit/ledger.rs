@@ -14,7 +14,7 @@ use super::{Allowance, LONE_TURN_BYTES, LOOK_INTERVAL_NS, LOOK_VMS, Spent, VmId}
 struct Crowd {
     /// First VM of the round.
     first: VmId,
-    /// There was another VM.
+    /// Whether there was another VM.
     many: bool,
 }
 

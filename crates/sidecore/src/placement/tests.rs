@@ -14,7 +14,7 @@ struct Host {
     limits: Limits,
     history: History,
     moves: Vec<Move>,
-    /// Those of the sidecores; empty: unknown.
+    /// Nodes of the sidecores; empty: unknown.
     nodes: Vec<Node>,
     /// How much more a remote unit asks for.
     far_cost: f64,
@@ -40,7 +40,7 @@ impl Host {
         core.is_some_and(|core| unit.node.is_some_and(|memory| memory != *core))
     }
 
-    /// What a unit asks for where it is.
+    /// Load that a unit asks for where it is.
     fn asks(&self, unit: &UnitLoad) -> f64 {
         if self.is_remote(unit) { unit.load * self.far_cost } else { unit.load }
     }
@@ -54,7 +54,7 @@ impl Host {
         self.history.active().iter().filter(|a| **a).count()
     }
 
-    /// As measured: no sidecore gives more than 1, and its units share that.
+    /// Loads as measured: no sidecore gives more than 1, and its units share that.
     fn measured(&self) -> (Vec<CoreLoad>, Vec<UnitLoad>) {
         let sums = self.loads();
         let core = |(index, load): (usize, &f64)| CoreLoad {

@@ -159,7 +159,7 @@ fn a_panicking_worker_goes_and_the_others_stay() {
     core.shutdown();
 }
 
-/// Where a [`Panicking`] worker panics, besides its drop.
+/// Place where a [`Panicking`] worker panics, besides its drop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Where {
     Poll,

@@ -19,7 +19,7 @@ impl Worker for Still {
     fn disarm(&mut self) {}
 }
 
-/// So many bytes on a node that can change; node 9 is unknown.
+/// Memory of a guest: the node, which can change, and the length in bytes; node 9 is unknown.
 struct Guest(AtomicU32, u64);
 
 impl Guest {

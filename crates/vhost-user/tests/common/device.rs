@@ -8,7 +8,7 @@ use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use super::{LIMIT, VERSION_1};
 
-/// What the session asked.
+/// A call of the session to the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     Activate(u64),
@@ -40,7 +40,7 @@ pub struct FakeDevice {
 }
 
 pub const CONFIG_LEN: u32 = 60;
-/// What a whole network device offers besides.
+/// Features that a whole network device offers besides.
 pub const WHOLE_DEVICE: u64 = 1 << 19;
 pub const MTU_LIMIT: u16 = 9000;
 
@@ -86,7 +86,7 @@ impl FakeDevice {
         f(vring)
     }
 
-    /// As [`FakeDevice::with_vring`], unless the queue does not run.
+    /// Does what [`FakeDevice::with_vring`] does, unless the queue does not run.
     pub fn try_with_vring(&self, index: u16, f: impl FnOnce(&mut Vring)) {
         let mut inner = self.inner.lock().unwrap();
         if let Some(vring) = inner.vrings.iter_mut().find(|v| v.parts.index == index) {

@@ -1,4 +1,4 @@
-//! What tests of bad messages share.
+//! Helpers of tests of bad messages.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

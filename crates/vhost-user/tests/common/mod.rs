@@ -36,7 +36,7 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 
 /// `VIRTIO_F_VERSION_1`.
 pub const VERSION_1: u64 = 1 << 32;
-/// What drivers of these tests negotiate, besides the ring format.
+/// Features that drivers of these tests negotiate, besides the ring format.
 pub const BASIC: u64 = VERSION_1 | feature::PROTOCOL_FEATURES | feature::INDIRECT_DESC;
 
 /// A region of memory below that of model drivers.

@@ -130,7 +130,7 @@ fn both_halves_shut_by_the_guest_are_confirmed_with_a_reset() {
     assert_eq!(c.next_op(true), None);
 }
 
-/// What may happen to a connection.
+/// An event that may happen to a connection.
 #[derive(Debug, Clone)]
 enum Step {
     Packet { op: Op, len: u32, flags: u32, buf_alloc: u32, fwd_cnt: u32 },

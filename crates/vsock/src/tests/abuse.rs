@@ -1,4 +1,4 @@
-//! What a hostile guest or host program may try.
+//! Tests of a hostile guest or host program.
 
 use proptest::prelude::*;
 

@@ -73,7 +73,7 @@ fn abuse_R10_long_packets_keep_to_the_turn() {
     }
 }
 
-/// What a descriptor costs to walk is paid for, in packets and in the buffers for them.
+/// Descriptors are paid for by what they cost to walk, in packets and in the buffers for them.
 #[test]
 fn abuse_R10_packets_in_pieces_are_charged_for_each() {
     const PIECES: u64 = 100;

@@ -26,7 +26,7 @@ fn world(privileged: bool) -> (TestDomain, Receiver<OwnedFd>) {
     (world, receiver)
 }
 
-/// What comes of a request of a guest.
+/// Sends the request of a guest, and gives the socket with what came of it.
 fn request(world: &mut TestDomain, guest: usize, from: u32, peer_cid: u32) -> Sock {
     let mut sock = Sock::new(ConnectionKey { guest_port: from, peer_cid, peer_port: PORT });
     sock.send(&mut world.guests[guest], Op::Request, 0, &[]);

@@ -10,7 +10,7 @@ use super::super::Qcow2Backend;
 use super::{create, open_as};
 use crate::error::BlockError;
 
-/// Where the extensions of a version 3 header begin: at its length.
+/// Offset of the header's length, at which the extensions of a version 3 header begin.
 const AT_HEADER_LEN: usize = 100;
 /// The first cluster: header, extensions and the backing file's name are in it.
 const CLUSTER_LEN_BYTES: usize = 64 << 10;
@@ -25,7 +25,7 @@ fn image() -> Vec<u8> {
     bytes
 }
 
-/// Where each extension begins, the end mark included.
+/// Offset of each extension, the end mark included.
 fn extensions(image: &[u8]) -> Vec<usize> {
     let u32_at = |at: usize| u32::from_be_bytes(image[at..at + 4].try_into().unwrap()) as usize;
     let mut all = vec![u32_at(AT_HEADER_LEN)];
@@ -49,7 +49,7 @@ fn open(bytes: &[u8]) -> Result<Qcow2Backend, BlockError> {
     opened
 }
 
-/// Whatever is wrong, the administrator learns which image it is.
+/// Asserts that the error names an image: the administrator has to learn which one is wrong.
 fn assert_names(error: &BlockError, path: &Path) {
     let text = error.to_string();
     let named = text.contains("disk.qcow2") || text.contains("base.raw");

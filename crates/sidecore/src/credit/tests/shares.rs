@@ -106,7 +106,7 @@ fn a_newcomer_has_its_share_at_once() {
     }
 }
 
-/// What `queues` get without any credit.
+/// Bytes that `queues` get without any credit.
 fn uncontrolled(queues: &[Queue], time_ns: u64) -> u64 {
     let vms = queues.len();
     let mut sim = Sim::weights(&vec![100; vms], queues);
@@ -173,8 +173,8 @@ fn a_thousand_vms() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever the load: the cores do what they do without credits, and saturating VMs have their
-    /// shares.
+    /// The cores do what they do without credits, and saturating VMs have their shares, whatever
+    /// the load.
     #[test]
     fn any_weights_and_lengths(
         vms in prop::collection::vec((1u32..400, 64u64..66_000, 1usize..4, 0..2u8), 2..12),

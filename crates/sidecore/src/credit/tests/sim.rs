@@ -8,7 +8,7 @@ use crate::credit::{Accounts, Allowance, Ledger, Settings, Spent, VmId};
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1000 * MS;
 
-/// What an engine takes from one queue in a round.
+/// Most requests and bytes that an engine takes from one queue in a round.
 const BATCH: usize = 64;
 const ROUND_BYTES: u64 = 256 << 10;
 
@@ -221,7 +221,8 @@ impl Core {
         }
     }
 
-    /// As an engine does it; also says whether work waits that nothing but credit holds back.
+    /// Polls a queue as an engine does; also says whether work waits that nothing but credit holds
+    /// back.
     fn poll(&mut self, at: usize, vm: VmId, random: &mut u64) -> (Spent, bool) {
         let Self { ledger, now_ns, queues, in_device, device_ns, .. } = self;
         let q = &mut queues[at];
