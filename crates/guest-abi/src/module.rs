@@ -197,7 +197,7 @@ pub struct Welcome {
     pub max_body_bytes: U32,
     /// Time for which the client's state outlives its connection.
     pub linger_ms: U32,
-    /// Number of the module's life; 0 when no module was asked for.
+    /// Id of the module's life; 0 when no module was asked for.
     pub instance: U64,
     /// The highest `seq` of this client that the host has got; 0: it does not know the client.
     pub known_seq: U64,
