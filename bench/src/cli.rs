@@ -33,7 +33,8 @@ enum Command {
     ///
     /// Exit code: 0 complete, 1 something failed, 2 usage; there are no floors.
     Events(events::command::EventsArgs),
-    /// Load eight VMs unevenly, on one sidecore and on QEMU's main loops and disk threads, and compare.
+    /// Load eight VMs unevenly, on one sidecore and on QEMU's main loops and disk threads, and
+    /// compare.
     ///
     /// Exit code: as `events`.
     Consolidate(consolidate::command::ConsolidateArgs),
@@ -41,11 +42,12 @@ enum Command {
     ///
     /// Exit code: as `demo`.
     Shares(shares::command::SharesArgs),
-    /// What ports cost that do nothing, and what remains of those that go.
+    /// Measure the cost of ports that do nothing, and what remains of those that go.
     ///
     /// Exit code: as `demo`.
     Idle(idle::command::IdleArgs),
-    /// Files from a VM that shares its CPU, by pipes, sendfile and read-write, and from web servers.
+    /// Files from a VM that shares its CPU, by pipes, sendfile and read-write, and from web
+    /// servers.
     ///
     /// Exit code: as `demo`.
     Pipes(pipes::command::PipesArgs),
@@ -53,7 +55,8 @@ enum Command {
     ///
     /// Exit code: as `demo`.
     Channels(channels::command::ChannelsArgs),
-    /// A database in a guest inserts rows: its table store in the host, in the guest, and other engines.
+    /// A database in a guest inserts rows: its table store in the host, in the guest, and other
+    /// engines.
     ///
     /// Exit code: as `demo`.
     Modules(modules::command::ModulesArgs),
@@ -72,7 +75,7 @@ enum Command {
         /// rewritten.
         #[arg(long, alias = "readme")]
         document: Option<PathBuf>,
-        /// Which section, and so which kind of table.
+        /// Section of the document, and so the kind of table.
         #[arg(long, value_enum, default_value_t = Section::Demo)]
         section: Section,
         /// Print Markdown.

@@ -22,11 +22,12 @@
 //! - [`suites::shares`] asks whether many VMs on one sidecore get what is due to them, and
 //!   [`suites::idle`] what ports cost that do nothing; both, as [`suites::peers`], start a
 //!   [`harness::daemon`] without VMs.
-//! - [`suites::pipes`] boots a VM that shares its CPU with busy ones, and moves its files to a client.
+//! - [`suites::pipes`] boots a VM that shares its CPU with busy ones, and moves its files to a
+//!   client.
 //! - [`suites::channels`] boots two guests and compares all ways between them; beside each load
 //!   between them it notes how far the host's CPUs are from each other ([`harness::distance`]).
-//! - [`suites::modules`] boots a guest with a database whose rows go to the host, or to disks of all
-//!   kinds.
+//! - [`suites::modules`] boots a guest with a database whose rows go to the host, or to disks of
+//!   all kinds.
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.

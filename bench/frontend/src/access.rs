@@ -1,4 +1,4 @@
-//! Which block of a disk is asked for next.
+//! Order in which the blocks of a disk are asked for.
 
 use base::random::{Random, Seeded};
 
@@ -7,14 +7,14 @@ use crate::error::FrontendError;
 /// Parts of all stretches of which the first is the warm-up of a run that asks for each once.
 const WARM_UP_PARTS: usize = 8;
 
-/// How a disk is gone through. By default: at random, for ever, by a driver that cannot flush, so that
-/// each write is durable when it is answered.
+/// How a disk is gone through. By default: at random, for ever, by a driver that cannot flush, so
+/// that each write is durable when it is answered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Access {
     /// From the first block to the last, over and over.
     pub sequential: bool,
-    /// One block of each stretch of so many bytes, each stretch once; then the run ends. For what can
-    /// be measured only once, such as the first write to a cluster of an image.
+    /// One block of each stretch of so many bytes, each stretch once; then the run ends. For what
+    /// can be measured only once, such as the first write to a cluster of an image.
     pub once_per_bytes: Option<usize>,
     /// Negotiate FLUSH, as guests do: writes may stay in the back end's cache.
     pub write_cache: bool,
@@ -38,13 +38,13 @@ enum Kind {
         stretches: Vec<u32>,
         blocks_per_stretch: u32,
         next: usize,
-        /// Where this part of the run ends.
+        /// End of this part of the run.
         end: usize,
     },
 }
 
 impl Blocks {
-    /// Of a disk with `count` blocks of `block_bytes`, `depth` of them under way.
+    /// Blocks of a disk: `count` blocks of `block_bytes`, `depth` of them under way.
     pub(crate) fn new(
         count: u32,
         block_bytes: usize,

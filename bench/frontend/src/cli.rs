@@ -93,7 +93,7 @@ struct Common {
 
 #[derive(Debug, Args)]
 struct NetArgs {
-    /// flood: as many frames as go from a to b; rr: one frame, to and fro
+    /// Flood: as many frames as go from a to b; rr: one frame, to and fro
     #[arg(long, value_parser = mode, default_value = "flood")]
     mode: Mode,
     /// Socket of the sender's port
@@ -117,7 +117,7 @@ struct DiskArgs {
     /// The disk's socket
     #[arg(long)]
     socket: PathBuf,
-    /// read, write or mixed
+    /// Read, write or mixed
     #[arg(long, value_parser = op, default_value = "read")]
     op: Op,
     /// Bytes of a request

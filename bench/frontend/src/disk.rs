@@ -20,12 +20,12 @@ const OUT: u32 = 1;
 const FLUSH: u64 = 1 << 9;
 /// Most bytes that are used of a disk: enough to leave the caches behind.
 const SPAN_BYTES: u64 = 1 << 30;
-/// As above when content is checked: it is written first.
+/// Most bytes that are used of a disk when content is checked: all of them are written first.
 const VERIFY_SPAN_BYTES: u64 = 64 << 20;
 /// `num_queues` and all before it in the config space (virtio 1.2, 5.2.4).
 const CONFIG_LEN: usize = 36;
 
-/// What requests do.
+/// Kind of the requests of a disk load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
@@ -40,7 +40,7 @@ pub enum Op {
 /// A disk run.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskRun {
-    /// What requests do.
+    /// Kind of the requests.
     pub op: Op,
     /// The queue.
     pub shape: RingShape,
@@ -76,9 +76,9 @@ pub struct DiskLoad {
     slots: Vec<Slot>,
     /// Blocks in use.
     blocks: u64,
-    /// Which of them are to come.
+    /// Blocks that are to come, in their order.
     to_come: Blocks,
-    /// What was last written to each, when content is checked; 0: nothing.
+    /// Version last written to each block, when content is checked; 0: none.
     versions: Vec<u32>,
     /// A request for the block is under way.
     busy: Vec<bool>,
@@ -93,7 +93,7 @@ impl DiskLoad {
         Self::start_with(reach, run, Access::default())
     }
 
-    /// As [`DiskLoad::start`], with places and write cache as `access` has them.
+    /// Starts as [`DiskLoad::start`] does, with places and write cache as `access` has them.
     pub fn start_with(
         reach: Reach<'_>,
         run: DiskRun,
@@ -260,8 +260,8 @@ impl DiskLoad {
         }
     }
 
-    /// Asks for each stretch once: first for some that do not count, then for all others, for at most
-    /// `run_ns` each.
+    /// Asks for each stretch once: first for some that do not count, then for all others, for at
+    /// most `run_ns` each.
     pub fn run_once(&mut self, run_ns: u64) -> Result<Report, FrontendError> {
         self.to_come.open_warm_up();
         self.run(run_ns)?;
@@ -341,7 +341,7 @@ impl Slot {
         Ok(Self { header, data, status, block: 0, write: false, start_ns: 0 })
     }
 
-    /// Its data. Only while the device does not own it.
+    /// Data of the slot. Only while the device does not own it.
     fn bytes(&mut self, len: usize) -> &mut [u8] {
         // SAFETY: `len` bytes were allocated for this slot alone, in memory that the port keeps.
         unsafe { std::slice::from_raw_parts_mut(self.data, len) }

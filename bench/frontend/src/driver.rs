@@ -15,19 +15,19 @@ const PIECE: usize = 4096;
 /// Smallest receive buffer that is not mergeable: an Ethernet frame of the usual MTU.
 const MIN_RX_LEN: usize = 1536;
 
-/// The queues of a port (virtio 1.2, 5.1.2).
+/// Receive queue of a port (virtio 1.2, 5.1.2).
 pub const RX: usize = 0;
-/// See [`RX`].
+/// Transmit queue of a port.
 pub const TX: usize = 1;
 
-/// What a driver asks of its port.
+/// Request of a driver to its port.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
     /// Both queues.
     pub shape: RingShape,
     /// Receive buffers may be smaller than frames.
     pub mergeable: bool,
-    /// Of the frames that it sends, with Ethernet header, without virtio-net header.
+    /// Length of the frames that the driver sends, with Ethernet header, without virtio-net header.
     pub frame_bytes: usize,
     /// Guest memory of huge pages.
     pub huge: bool,
@@ -36,7 +36,7 @@ pub struct Asked {
 /// One device as a guest's driver sees it.
 #[derive(Debug)]
 pub struct Driver {
-    /// Its queues.
+    /// Port with the queues of the driver.
     pub port: Port,
     /// Receive buffers, as many as the queue has descriptors.
     pub rx: Buffers,

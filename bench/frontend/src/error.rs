@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the front end.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ pub enum FrontendError {
     /// A system call.
     #[error("{what}: {source}")]
     Io {
-        /// What was done.
+        /// Operation that failed.
         what: &'static str,
         /// The cause.
         source: std::io::Error,
@@ -16,9 +16,9 @@ pub enum FrontendError {
     /// The socket.
     #[error("{what} {}: {source}", path.display())]
     Socket {
-        /// What was done.
+        /// Operation that failed.
         what: &'static str,
-        /// Its path.
+        /// Path of the socket.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,
@@ -34,11 +34,11 @@ pub enum FrontendError {
         "the back end does not offer {missing:#x} of the features {asked:#x} (it offers {offered:#x})"
     )]
     Features {
-        /// What is missing.
+        /// Features that are missing.
         missing: u64,
-        /// What was asked for.
+        /// Features that were asked for.
         asked: u64,
-        /// What is there.
+        /// Features that the back end offers.
         offered: u64,
     },
     /// The back end refused a message.
@@ -46,7 +46,7 @@ pub enum FrontendError {
     Refused {
         /// The message.
         message: &'static str,
-        /// Its answer.
+        /// Answer of the back end.
         answer: u64,
     },
     /// The back end said something else than it should.
@@ -54,7 +54,7 @@ pub enum FrontendError {
     BadReply {
         /// The message.
         message: &'static str,
-        /// What is wrong.
+        /// Fault of the reply.
         what: String,
     },
     /// The back end broke the rules of a ring.
@@ -68,7 +68,7 @@ pub enum FrontendError {
     Silent {
         /// How long.
         secs: u64,
-        /// What was waited for.
+        /// Event that was waited for.
         what: &'static str,
     },
     /// An option that makes no sense.

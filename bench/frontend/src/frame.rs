@@ -21,7 +21,7 @@ impl Station {
 
 /// The sender of a flood.
 pub const STATION_A: Station = Station::number(10);
-/// Its receiver.
+/// Station that receives.
 pub const STATION_B: Station = Station::number(11);
 
 /// Ethernet, IPv4 and UDP headers.

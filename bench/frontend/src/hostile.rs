@@ -1,7 +1,9 @@
-//! A front end that attacks its back end in all ways at once: memory beyond its share, refusals without an
-//! end, doorbells that would block, descriptors whose close hangs, second connections, garbage.
+//! A front end that attacks its back end in all ways at once: memory beyond its share, refusals
+//! without an end, doorbells that would block, descriptors whose close hangs, second connections,
+//! garbage.
 //!
-//! It waits for nobody for long: a port whose thread is busy with what it was sent takes no connection.
+//! It waits for nobody for long: a port whose thread is busy with what it was sent takes no
+//! connection.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -40,8 +42,8 @@ const MANY_FDS: usize = 100;
 /// VIRTIO_F_VERSION_1.
 const VERSION_1: u64 = 1 << 32;
 
-/// A hostile VM's own CPU time is for its control group to limit; what it has others do is the question. So
-/// it takes what they leave.
+/// A hostile VM's own CPU time is for its control group to limit; what it has others do is the
+/// question. So it takes what they leave.
 const NICE: i32 = 19;
 
 /// Attacks the ports at these sockets, by a thread each, until `wait` is over. Rounds of each.
@@ -141,7 +143,8 @@ impl Connection {
 
 /// A socket whose close waits until its peer has read, for ten minutes at most; and the peer.
 ///
-/// Small buffers are as full as large ones, and to fill them takes less of the CPU that the good ones use.
+/// Small buffers are as full as large ones, and to fill them takes less of the CPU that the good
+/// ones use.
 fn hanging_socket() -> io::Result<(OwnedFd, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     // Taken over by what it accepts.
@@ -204,7 +207,8 @@ fn block(path: &Path) -> io::Result<()> {
     connection.say(Request::SetMemTable, &memory_table(region), &[fd.as_fd()]);
     let state = |num| VringState { index: 0, num };
     connection.say(Request::SetVringNum, state(16).as_bytes(), &[]);
-    // Not fresh: it is rung at once. The driver's index is not near it: it breaks at the first look.
+    // Not fresh: it is rung at once. The driver's index is not near it: it breaks at the first
+    // look.
     connection.say(Request::SetVringBase, state(500).as_bytes(), &[]);
     let addr = VringAddr {
         index: 0,

@@ -9,9 +9,9 @@ use crate::memory::Memory;
 use crate::port::{Port, Reach, features_of};
 use crate::ring::RingShape;
 
-/// Of the frames that nobody sends; receive buffers are for the usual MTU.
+/// Length of the frames that nobody sends; receive buffers are for the usual MTU.
 const FRAME_BYTES: usize = 64;
-/// What a Linux guest has.
+/// Ring size that a Linux guest has.
 const QUEUE_SIZE: u16 = 256;
 /// Guest memory of a disk: its ring.
 const DISK_MEMORY_BYTES: usize = 1 << 20;

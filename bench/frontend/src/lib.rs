@@ -4,10 +4,12 @@
 //! One thread, pinned, plays the driver of one or two devices of one back end. [`session`] does the
 //! handshake as QEMU does it, [`memory`] is the guest's memory, [`ring`] the driver's side of split
 //! and packed rings with in-order use, event index and indirect tables, written without a look at
-//! our own device side. [`net`] floods frames from one port to another, or plays ping-pong; [`disk`]
-//! keeps a number of requests under way, for blocks in the order of [`access`]; [`many`] drives the ports of many VMs at once, also those
-//! of hostile ones, and counts in windows; [`hostile`] attacks the session itself; [`idle`] attaches ports and leaves them alone. The first two can check every byte, and can poll or sleep on the
-//! interrupt. What is counted while it runs is in [`report`].
+//! our own device side. [`net`] floods frames from one port to another, or plays ping-pong;
+//! [`disk`] keeps a number of requests under way, for blocks in the order of [`access`]; [`many`]
+//! drives the ports of many VMs at once, also those of hostile ones, and counts in windows;
+//! [`hostile`] attacks the session itself; [`idle`] attaches ports and leaves them alone. The first
+//! two can check every byte, and can poll or sleep on the interrupt. What is counted while it runs
+//! is in [`report`].
 //!
 //! The driver writes the descriptors of every buffer anew, as a real one does, but touches payload
 //! only when it checks: the back end's core is to be the one that is busy.

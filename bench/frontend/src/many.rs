@@ -37,12 +37,12 @@ use tally::{LoadReport, Tally};
 /// A disk with no more requests under way waits for them, as a round trip does.
 const WAITING_DEPTH: usize = 2;
 
-/// What there is to tell of a run.
+/// Report of a run with many VMs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ManyReport {
-    /// As the plan said.
+    /// Window length of rates, as in the plan.
     pub window_ms: u64,
-    /// As the plan said.
+    /// Window length of latencies, as in the plan.
     pub latency_window_ms: u64,
     /// Length of the run.
     pub seconds: f64,
@@ -56,7 +56,7 @@ pub struct ManyReport {
 struct Many {
     stage: Stage,
     actors: Vec<Actor>,
-    /// Those of `actors` that wait for answers.
+    /// Indices of the `actors` that wait for answers.
     waiting: Vec<usize>,
     /// Number of each socket's port.
     by_socket: HashMap<std::path::PathBuf, usize>,

@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::FrontendError;
 
-/// Where the region begins in the guest's address space. Not 0, so that a forgotten translation
+/// First address of the region in the guest's address space. Not 0, so that a forgotten translation
 /// shows.
 pub const GUEST_BASE: u64 = 0x4000_0000;
 
@@ -62,7 +62,7 @@ impl Memory {
         self.len_bytes
     }
 
-    /// Our address of the region: what vhost-user calls the user address.
+    /// Address of the region in this process: what vhost-user calls the user address.
     pub fn user_base(&self) -> u64 {
         self.base.as_ptr() as u64
     }

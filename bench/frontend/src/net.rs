@@ -19,10 +19,10 @@ const ROUNDS_PER_LOOK: u32 = 8;
 /// How long a first frame is waited for before it is sent again.
 const GREETING: Duration = Duration::from_millis(100);
 
-/// What to do.
+/// Traffic pattern of a network run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Mode {
-    /// As many frames as go from a to b.
+    /// Flood: as many frames as go from a to b.
     Flood,
     /// One frame under way: a to b, and back.
     RoundTrip,
@@ -31,7 +31,7 @@ pub enum Mode {
 /// A network run.
 #[derive(Debug, Clone, Copy)]
 pub struct NetRun {
-    /// What to do.
+    /// Traffic pattern.
     pub mode: Mode,
     /// All four queues.
     pub shape: RingShape,

@@ -30,9 +30,9 @@ pub fn features_of(shape: RingShape) -> u64 {
 
 /// How a back end is reached.
 pub enum Reach<'a> {
-    /// It listens there.
+    /// Dials a back end that listens there.
     Dial(&'a Path),
-    /// It dials this socket of ours.
+    /// Accepts a back end that dials this socket of ours.
     Accept(OwnedFd),
 }
 
@@ -88,9 +88,9 @@ impl Queue {
 #[derive(Debug)]
 pub struct Port {
     session: Session,
-    /// Its queues.
+    /// Queues of the port.
     pub queues: Vec<Queue>,
-    /// Its memory.
+    /// Memory of the port.
     pub memory: Memory,
 }
 

@@ -1,4 +1,4 @@
-//! What a run counts and says.
+//! Counts of a run, and its report.
 
 use std::time::Instant;
 
@@ -24,17 +24,17 @@ pub struct Report {
     pub seconds: f64,
     /// Latency; 0 where none is measured.
     pub p50_ns: u64,
-    /// As above.
+    /// Ninetieth percentile, nanoseconds.
     pub p90_ns: u64,
-    /// As above.
+    /// Ninety-ninth percentile, nanoseconds.
     pub p99_ns: u64,
-    /// As above.
+    /// Longest, nanoseconds.
     pub max_ns: u64,
     /// Tenth percentile of the rates of 10 ms windows.
     pub window_p10_per_s: f64,
-    /// Their median.
+    /// Median of the windows' rates.
     pub window_p50_per_s: f64,
-    /// Their ninetieth percentile.
+    /// Ninetieth percentile of the windows' rates.
     pub window_p90_per_s: f64,
     /// Doorbells rung for the device.
     pub kicks: u64,

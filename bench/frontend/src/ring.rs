@@ -20,7 +20,7 @@ const F_INDIRECT: u16 = 4;
 /// Most buffers of one chain: 64 KiB in 4 KiB pieces, a header and a spare.
 pub const MAX_CHAIN: usize = 32;
 
-/// What a ring is.
+/// Shape of a ring: size, format and features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingShape {
     /// Number of descriptors, a power of two.
@@ -68,7 +68,7 @@ impl Buf {
 /// A chain that the device has used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
-    /// What was given at [`Ring::post`].
+    /// Token that was passed to [`Ring::post`].
     pub token: u16,
     /// Bytes that the device wrote; none where an in-order device skipped the entry.
     pub written: Option<u32>,
@@ -97,7 +97,7 @@ impl Ring {
         })
     }
 
-    /// What it is.
+    /// Shape of the ring.
     pub fn shape(&self) -> RingShape {
         match self {
             Self::Split(r) => r.shape,
@@ -179,7 +179,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Where table `index` is: ours, and the guest address.
+    /// Address of table `index`: ours, and the guest's.
     #[inline]
     fn at(&self, index: u16) -> (*mut u8, u64) {
         let offset = usize::from(index) * MAX_CHAIN * 16;

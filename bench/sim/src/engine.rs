@@ -20,7 +20,7 @@ const QUEUE_LEN: usize = 1024;
 /// Between two looks of the placer, as in the product.
 const LOOK_NS: u64 = 100_000_000;
 
-/// What a request is charged at least, as in the product.
+/// Least bytes that a request is charged, as in the product.
 fn least_bytes(kind: Kind) -> u64 {
     match kind {
         Kind::Net => 512,
@@ -67,7 +67,7 @@ struct Round {
     /// To be asked yet.
     left: usize,
     did: bool,
-    /// Somebody who waits may go on then.
+    /// Time from which a VM that waits may go on.
     later_ns: Option<u64>,
 }
 
@@ -280,7 +280,7 @@ impl<'a> Engine<'a> {
         false
     }
 
-    /// What a VM may be served now; none: it waits.
+    /// Allowance of a VM now; none: it waits.
     fn allowance(&mut self, core: usize, vm: usize) -> Option<Allowance> {
         let (now_ns, free_at_ns) = (self.now_ns, self.vms[vm].free_at_ns);
         let Core { ledger, round, .. } = &mut self.cores[core];
@@ -396,7 +396,7 @@ impl<'a> Engine<'a> {
         self.make_ready(vm);
     }
 
-    /// What was polled away by sidecores that are idle now.
+    /// Counts polling of sidecores that are idle now.
     fn count_polling(&mut self) {
         for core in &mut self.cores {
             if let Some(since_ns) = core.idle_since_ns {

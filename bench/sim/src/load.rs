@@ -1,4 +1,4 @@
-//! What the VMs ask for: generated from a seed, or recorded.
+//! Loads of the VMs: generated from a seed, or recorded.
 
 use std::io::BufRead;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sidecore::Settings;
 use thiserror::Error;
 
-/// What a request is.
+/// Kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -49,17 +49,17 @@ pub enum Source {
 /// A VM.
 #[derive(Debug, Clone)]
 pub struct Vm {
-    /// Its class, for the report.
+    /// Class of the VM, for the report.
     pub class: &'static str,
     /// How it asks.
     pub source: Source,
-    /// What it asks for, where the source does not say.
+    /// Kind of the VM's requests, where the source does not say.
     pub kind: Kind,
     /// Bytes of a request.
     pub len_bytes: u32,
     /// Asks for nothing before, in nanoseconds; a recording has its own times.
     pub from_ns: u64,
-    /// What it is granted.
+    /// Settings that the VM is granted.
     pub grant: Settings,
 }
 
@@ -147,15 +147,15 @@ pub enum LoadError {
     /// Reading failed.
     #[error("line {line} of the recording: {source}")]
     Io {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// The cause.
         source: std::io::Error,
     },
-    /// Not `{"t_ns":…,"vm":…,"bytes":…,"kind":"net"|"disk"}`.
+    /// Line that is not `{"t_ns":…,"vm":…,"bytes":…,"kind":"net"|"disk"}`.
     #[error("line {line} of the recording: {source}")]
     Line {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// The cause.
         source: serde_json::Error,
@@ -163,7 +163,7 @@ pub enum LoadError {
     /// A VM's number is too large.
     #[error("line {line} of the recording: VM {vm}; the limit is {limit}", limit = MAX_VMS - 1)]
     Vm {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// The VM's.
         vm: u32,

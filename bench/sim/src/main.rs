@@ -23,7 +23,7 @@ struct Cli {
 
 #[derive(Args)]
 struct Common {
-    /// Of all random numbers: the same seed, the same output
+    /// Seed of all random numbers: the same seed, the same output
     #[arg(long, default_value_t = 1, global = true)]
     seed: u64,
     /// Virtual seconds

@@ -11,20 +11,20 @@ use crate::setup::{Outcome, Setup};
 /// All runs of a scenario.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Its name.
+    /// Name of the scenario.
     pub scenario: String,
-    /// Of all random numbers.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Virtual seconds counted.
     pub seconds: u64,
-    /// What was compared.
+    /// Runs that were compared.
     pub runs: Vec<Run>,
 }
 
 /// One run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
-    /// What was different.
+    /// Name of the run: the setting that was different.
     pub name: String,
     /// Threads.
     pub cores: usize,
@@ -34,7 +34,7 @@ pub struct Run {
     pub bytes_per_s: f64,
     /// CPUs used on average: service, polling and wake-ups.
     pub cpus: f64,
-    /// Of that, polling without work.
+    /// CPUs of these that were spent on polling without work.
     pub spin_cpus: f64,
     /// Wake-ups a second.
     pub wakeups_per_s: f64,
@@ -49,7 +49,7 @@ pub struct Run {
 /// VMs that ask alike.
 #[derive(Debug, Clone, Serialize)]
 pub struct Class {
-    /// Their name.
+    /// Name of the class.
     pub class: &'static str,
     /// How many.
     pub vms: usize,
@@ -63,8 +63,8 @@ pub struct Class {
     pub p99_us: f64,
     /// Bytes a second, together.
     pub bytes_per_s: f64,
-    /// Furthest that what a VM was charged is from its weight's part of the class's; 0 where not all
-    /// have the same closed source, which asks for as much as it gets.
+    /// Furthest that what a VM was charged is from its weight's part of the class's; 0 where not
+    /// all have the same closed source, which asks for as much as it gets.
     pub share_error: f64,
 }
 
@@ -74,7 +74,7 @@ fn rounded(value: f64) -> f64 {
 }
 
 impl Report {
-    /// Of these runs.
+    /// Report of these runs.
     pub fn new(scenario: &str, options: &Options, runs: Vec<Run>) -> Self {
         let Options { seed, seconds, .. } = *options;
         Self { scenario: scenario.into(), seed, seconds, runs }
@@ -88,7 +88,7 @@ impl Report {
 }
 
 impl Run {
-    /// What came out of `setup`.
+    /// Run with the outcome of `setup`.
     pub fn new(name: &str, setup: &Setup, out: &Outcome) -> Self {
         let seconds = setup.length_ns as f64 / 1e9;
         let per_s = |count: u64| rounded(count as f64 / seconds);

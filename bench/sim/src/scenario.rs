@@ -1,4 +1,4 @@
-//! What is simulated, by name.
+//! Scenarios that are simulated, by name.
 
 use sidecore::Settings;
 use sidecore::placement::Limits;
@@ -8,14 +8,14 @@ use crate::load::{Kind, Source, Vm};
 use crate::report::{Report, Run};
 use crate::setup::{Cost, Nodes, Setup};
 
-/// What can be told from outside.
+/// Options of a scenario that can be set from outside.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Of all random numbers.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Virtual seconds that are counted.
     pub seconds: u64,
-    /// What things cost.
+    /// Costs of requests and other work.
     pub cost: Cost,
 }
 
@@ -90,7 +90,7 @@ pub fn scale(options: &Options) -> Report {
 /// The load of [`scale`], with as many sidecores active as it needs.
 fn crowd(options: &Options) -> Setup {
     const VMS: u32 = 1000;
-    /// Of all VMs together, in CPUs, at full load.
+    /// Demand of all VMs together, in CPUs, at full load.
     const ASKED: f64 = 24.0;
     const EXPONENT: f64 = 0.6;
     let len_bytes = 1 << 20;
@@ -180,9 +180,9 @@ pub fn shares(options: &Options) -> Report {
     Report::new("shares", options, runs)
 }
 
-/// Two NUMA nodes with two sidecores each, and eight VMs that move bulk: those with odd numbers have
-/// their memory on the second node, and begin on sidecores of either. Two of each node ask for more
-/// than the others, so that loads are uneven too. Remote requests cost 1.3 times as much.
+/// Two NUMA nodes with two sidecores each, and eight VMs that move bulk: those with odd numbers
+/// have their memory on the second node, and begin on sidecores of either. Two of each node ask for
+/// more than the others, so that loads are uneven too. Remote requests cost 1.3 times as much.
 pub fn nodes(options: &Options) -> Report {
     let bulk = |rate| Vm::new("bulk", Kind::Net, 65_536, Source::Poisson { rate });
     let rates =

@@ -1,4 +1,4 @@
-//! What the scenarios are there to show.
+//! Tests of what the scenarios are there to show.
 
 use super::*;
 use crate::plot;

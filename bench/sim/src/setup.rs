@@ -1,11 +1,11 @@
-//! What goes into a run, and what comes out of it.
+//! Setup of a run, and its outcome.
 
 use base::histogram::Histogram;
 use sidecore::placement::{Limits, Reason};
 
 use crate::load::{Kind, Vm};
 
-/// What things cost, in nanoseconds.
+/// Costs in the simulation, in nanoseconds.
 #[derive(Debug, Clone)]
 pub struct Cost {
     /// A frame.
@@ -27,7 +27,7 @@ impl Default for Cost {
 }
 
 impl Cost {
-    /// Of one request.
+    /// Cost of one request.
     pub fn of(&self, kind: Kind, len_bytes: u32) -> u64 {
         match kind {
             Kind::Net => self.net_ns + u64::from(len_bytes) * self.net_kib_ns / 1024,
@@ -36,7 +36,7 @@ impl Cost {
     }
 }
 
-/// What is simulated.
+/// Setup of a simulated run.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// The VMs; number *i* begins on sidecore *i* modulo `begin_on`.
@@ -51,11 +51,11 @@ pub struct Setup {
     pub spin_ns: u64,
     /// Whether the polling adapts.
     pub adapts: bool,
-    /// What things cost.
+    /// Costs of requests and other work.
     pub cost: Cost,
-    /// Of all random numbers.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// Not counted, in nanoseconds.
+    /// Time at the start that is not counted, in nanoseconds.
     pub warm_up_ns: u64,
     /// Counted, in nanoseconds.
     pub length_ns: u64,
@@ -68,24 +68,24 @@ pub struct Setup {
 /// NUMA nodes of sidecores and VMs, by number.
 #[derive(Debug, Clone)]
 pub struct Nodes {
-    /// Those of sidecores.
+    /// Nodes of the sidecores.
     pub cores: Vec<u32>,
-    /// Those of VMs' memory.
+    /// Nodes of the VMs' memory.
     pub vms: Vec<u32>,
-    /// What requests of a VM on another node than its sidecore cost, as a multiple.
+    /// Cost of requests of a VM on another node than its sidecore, as a multiple.
     pub far: f64,
     /// Whether the placer knows of them.
     pub known: bool,
 }
 
-/// What came out for one VM.
+/// Outcome for one VM.
 #[derive(Debug, Default)]
 pub struct VmOut {
     /// From arrival to completion.
     pub latency_ns: Histogram,
     /// Requests completed.
     pub requests: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub bytes: u64,
     /// The same, small requests with the least that they cost.
     pub charged_bytes: u64,
@@ -93,7 +93,7 @@ pub struct VmOut {
     pub dropped: u64,
 }
 
-/// What came out.
+/// Outcome of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// By VM.

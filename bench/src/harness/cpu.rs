@@ -1,4 +1,4 @@
-//! Who used the host's CPUs during a window.
+//! Users of the host's CPUs during a window.
 //!
 //! Each side's own time is the user and system time of its processes: the QEMU processes and, on
 //! our side, the daemon. Work that the kernel does for a TAP device and the bridge runs in the
@@ -17,7 +17,7 @@ use crate::harness::host::{self, Thread};
 /// Ticks per second in /proc: fixed by the kernel's interface to programs.
 pub(crate) const TICKS_PER_S: f64 = 100.0;
 
-/// Where a process's or thread's time is read.
+/// Processes and threads whose CPU time is read.
 #[derive(Debug, Clone, Default)]
 pub struct Accounts {
     /// Processes of the side being measured.
@@ -67,7 +67,7 @@ impl Accounts {
         })
     }
 
-    /// What happened between two snapshots.
+    /// Usage between two snapshots.
     pub fn between(&self, a: &Snapshot, b: &Snapshot) -> Usage {
         let wall = b.at.duration_since(a.at).as_secs_f64().max(1e-9);
         let capacity = wall * f64::from(self.cores.max(1));

@@ -1,4 +1,4 @@
-//! Our daemon: found; and, where there are no VMs, configured and started for a front end.
+//! Millrace's daemon: found; and, where there are no VMs, configured and started for a front end.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub fn beside_us(name: &str) -> Result<PathBuf, BenchError> {
     Ok(this_program()?.with_file_name(name))
 }
 
-/// This program.
+/// Path of this program.
 pub fn this_program() -> Result<PathBuf, BenchError> {
     std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))
 }

@@ -1,22 +1,23 @@
-//! How far two CPUs of this machine are from each other: how long a cache line takes there and back.
+//! How far two CPUs of this machine are from each other: how long a cache line takes there and
+//! back.
 //!
-//! Guests that exchange bytes through memory pay for it with every line, a guest's own loopback on one CPU
-//! never. A measuring machine may be a VM itself, whose host moves its CPUs: here 60 ns become 300 ns from one
-//! minute to the next, and a stream between two guests falls to half, while the loopback stays what it was. A
-//! median over both says little of either. What `/sys` tells of shared caches is not true then, so it is
-//! measured.
+//! Guests that exchange bytes through memory pay for it with every line, a guest's own loopback on
+//! one CPU never. A measuring machine may be a VM itself, whose host moves its CPUs: here 60 ns
+//! become 300 ns from one minute to the next, and a stream between two guests falls to half, while
+//! the loopback stays what it was. A median over both says little of either. What `/sys` tells of
+//! shared caches is not true then, so it is measured.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Above it two CPUs share no cache, as far as their distance tells: those of this kind of machine have 55 to
-/// 90 ns or 270 to 360 ns.
+/// Above it two CPUs share no cache, as far as their distance tells: those of this kind of machine
+/// have 55 to 90 ns or 270 to 360 ns.
 pub const FAR_NS: f64 = 200.0;
 /// Between two looks. Nobody tells when a host moves CPUs.
 const LOOK: Duration = Duration::from_millis(250);
 /// The fastest batch tells: somebody else may run in the others.
 const BATCHES: u32 = 10;
-/// Of a batch: 10 to 100 µs.
+/// Round trips of a batch: 10 to 100 µs.
 const ROUND_TRIPS: u32 = 200;
 /// For everything: whoever waits for a CPU gets it within some milliseconds.
 const LONGEST: Duration = Duration::from_millis(200);
@@ -26,7 +27,8 @@ pub fn is_far(ns: f64) -> bool {
     ns > FAR_NS
 }
 
-/// Nanoseconds of a round trip between two CPUs. None where either was busy all the time, or is not ours.
+/// Nanoseconds of a round trip between two CPUs. None where either was busy all the time, or is not
+/// ours.
 pub fn line_ns([here, there]: [usize; 2]) -> Option<f64> {
     let (line, end) = (Line::default(), Instant::now() + LONGEST);
     let batch = std::thread::scope(|scope| {
@@ -77,8 +79,8 @@ impl Patience {
 struct Line(AtomicU32);
 
 impl Line {
-    /// False: the time is over. Without a hint to the CPU that this is a loop: on some it takes longer than a
-    /// line does.
+    /// False: the time is over. Without a hint to the CPU that this is a loop: on some it takes
+    /// longer than a line does.
     fn wait_for(&self, step: u32, end: Instant) -> bool {
         let mut spins = 0_u32;
         while self.0.load(Ordering::Acquire) != step {

@@ -1,4 +1,4 @@
-//! What can go wrong while comparing.
+//! Errors of a comparison.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ pub enum BenchError {
     /// A file of ours could not be read or written.
     #[error("{what} {path}: {source}", path = path.display())]
     File {
-        /// What was being done, for example "write".
+        /// Operation that failed, for example "write".
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -20,7 +20,7 @@ pub enum BenchError {
     Format {
         /// The file.
         path: PathBuf,
-        /// Where in it, and why.
+        /// Place in the file, and reason.
         source: serde_json::Error,
     },
     /// A document has no place for the table.
@@ -69,7 +69,7 @@ pub enum BenchError {
     /// The command line asks for a case that does not exist.
     #[error("no case is named {name}; there are: {known}")]
     UnknownCase {
-        /// What was asked for.
+        /// Name that was asked for.
         name: String,
         /// All names, comma separated.
         known: String,
@@ -77,12 +77,12 @@ pub enum BenchError {
     /// The command line asks for a peer that does not exist.
     #[error("no peer's name begins with {name}; there are: {known}")]
     UnknownPeer {
-        /// What was asked for.
+        /// Name that was asked for.
         name: String,
         /// All names, comma separated.
         known: String,
     },
-    /// Something in a guest, QEMU or the daemon failed.
+    /// Failure in a guest, QEMU or the daemon.
     #[error("{what}: {why}")]
     Lab {
         /// The step.
@@ -93,7 +93,7 @@ pub enum BenchError {
     /// Accounting of CPU time failed.
     #[error("reading CPU time from {what}: {why}")]
     Accounting {
-        /// Which file or process.
+        /// File or process whose time was read.
         what: String,
         /// Why.
         why: String,

@@ -21,7 +21,7 @@ const LISTEN: Duration = Duration::from_secs(30);
 /// Guests that boot at once: more take longer together than one after the other.
 const BOOT_AT_ONCE: usize = 2;
 
-/// Who serves the devices.
+/// Server of the devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Devices {
     /// A daemon with these lines in its `[sidecore]` table.
@@ -29,19 +29,19 @@ pub enum Devices {
         /// For example `spin_us = 0`.
         sidecore: String,
     },
-    /// virtio-net on TAP and bridge, in QEMU's main loop; virtio-blk with a thread of its own.
+    /// QEMU: virtio-net on TAP and bridge, in its main loop; virtio-blk with a thread of its own.
     Qemu,
 }
 
-/// What all fleets share.
+/// Base that all fleets share.
 pub struct Base<'a> {
     /// The session.
     pub lab: &'a Lab,
     /// Kernel of all guests.
     pub kernel: KernelChoice,
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: &'a Path,
-    /// Where disks are made.
+    /// Folder in which disks are made.
     pub disks: &'a Folder,
 }
 
@@ -137,7 +137,7 @@ impl Fleet {
         guests.chain(self.daemon.as_ref().map(Daemon::pid)).collect()
     }
 
-    /// See [`serve`].
+    /// Starts the server `tool` on guest `number`, as [`serve`] does.
     pub fn serve(&self, number: usize, tool: &str) -> Result<(), BenchError> {
         serve(self.guest(number)?, tool)
     }

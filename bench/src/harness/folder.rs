@@ -29,7 +29,7 @@ impl Folder {
         Ok(Folder { path })
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

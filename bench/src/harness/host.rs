@@ -1,4 +1,4 @@
-//! What single threads of the host did: CPU time and waiting for it, wake-ups, system calls; and
+//! Accounts of single threads of the host: CPU time and waiting for it, wake-ups, system calls; and
 //! the machine's interrupts.
 
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -8,7 +8,7 @@ use crate::harness::error::BenchError;
 /// A thread of any process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thread {
-    /// Its process.
+    /// Process of the thread.
     pub pid: u32,
     /// Itself; a process's first thread has the process's number.
     pub tid: u32,
@@ -50,7 +50,7 @@ pub fn named(pid: u32, prefix: &str) -> Result<Vec<Thread>, BenchError> {
     }
 }
 
-/// What a thread's `schedstat` tells (proc(5)).
+/// Times from a thread's `schedstat` (proc(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
     /// CPU time.
@@ -142,7 +142,7 @@ struct PerfEventAttr {
 const TRACEPOINT: u32 = 2;
 /// `PERF_FLAG_FD_CLOEXEC`, which libc does not have.
 const CLOSE_ON_EXEC: libc::c_ulong = 1 << 3;
-/// Where the kernel's tracing file system may be.
+/// Folders in which the kernel's tracing file system may be.
 const TRACING: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 impl SystemCalls {

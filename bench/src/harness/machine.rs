@@ -1,11 +1,12 @@
-//! Which machine and which commit a run belongs to.
+//! Machine and commit that a run belongs to.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::harness::results::Machine;
 
-/// This machine. What cannot be read is called "unknown": a run is not worth losing for it.
+/// Describes this machine. What cannot be read is called "unknown": a run is not worth losing for
+/// it.
 pub fn machine() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     Machine {

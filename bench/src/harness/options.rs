@@ -30,7 +30,7 @@ impl VmArgs {
         self.kernel.parse().map_err(|e| BenchError::lab("--kernel", e))
     }
 
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub fn millrace(&self) -> Result<PathBuf, BenchError> {
         daemon::program(self.millrace.as_deref())
     }

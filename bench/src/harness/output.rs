@@ -7,8 +7,8 @@ use serde::Serialize;
 use crate::harness::error::BenchError;
 use crate::harness::results::{Results, write_json};
 
-/// Writes the published format (`stem.json`), every round (`stem-rounds.json`) and `texts`, each under
-/// `stem` and its ending, into `folder`, making it if needed. Returns what was written.
+/// Writes the published format (`stem.json`), every round (`stem-rounds.json`) and `texts`, each
+/// under `stem` and its ending, into `folder`, making it if needed. Returns what was written.
 pub(crate) fn write_run<E: AsRef<str>>(
     folder: &Path,
     stem: &str,

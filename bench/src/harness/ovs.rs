@@ -12,7 +12,7 @@ const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Name of the bridge, and of its management socket.
 pub const BRIDGE: &str = "mrbench0";
 
-/// Where a switch runs.
+/// CPUs and memory of a switch.
 pub struct Place {
     /// CPU of its polling thread.
     pub poll_cpu: usize,
@@ -26,7 +26,7 @@ pub struct Place {
 pub struct Switch {
     /// Itself.
     pub process: Process,
-    /// Its database.
+    /// Database of the switch.
     pub database: Process,
     /// Socket of its control commands.
     pub ctl: PathBuf,

@@ -6,7 +6,7 @@ use crate::harness::stats::{Better, ratio, significant, spread};
 /// Significant digits in result files.
 const DIGITS: i32 = 5;
 
-/// What is wanted of a ratio.
+/// Goal of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Goal {
     pub target: Option<f64>,

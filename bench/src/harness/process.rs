@@ -36,7 +36,7 @@ pub fn run(command: &mut Command) -> Result<String, BenchError> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Where in PATH a program is, with Debian's folder for daemons.
+/// Path of a program in PATH, with Debian's folder for daemons.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
@@ -61,7 +61,7 @@ impl Process {
         Ok(Process { name: name.into(), child, log })
     }
 
-    /// Its process id.
+    /// Id of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -119,8 +119,9 @@ pub fn launch(
     Ok(process)
 }
 
-/// Whether the kernel's table of Unix sockets has a listener (flag `__SO_ACCEPTCON`) at `path`. Who binds
-/// by a descriptor of the folder, as we do, has another name for that: `/proc/self/fd/7/x.sock`.
+/// Whether the kernel's table of Unix sockets has a listener (flag `__SO_ACCEPTCON`) at `path`. Who
+/// binds by a descriptor of the folder, as we do, has another name for that:
+/// `/proc/self/fd/7/x.sock`.
 fn listens(table: &str, path: &Path) -> bool {
     let is_there = |bound: &Path| {
         bound == path

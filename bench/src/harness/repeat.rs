@@ -14,7 +14,7 @@ const REPEATS: u32 = 1;
 pub struct Failure {
     /// The row's case.
     pub case: String,
-    /// Who failed.
+    /// Name of the side that failed.
     pub name: String,
     /// In which round, and why.
     pub why: String,
@@ -35,7 +35,7 @@ impl Failure {
     }
 }
 
-/// What failed for good, each with its first failure.
+/// Sides and cases that failed for good, each with its first failure.
 pub fn lost(failed: &[Failure]) -> Vec<Missing> {
     let mut lost: Vec<Missing> = Vec::new();
     for f in failed.iter().filter(|f| !f.repeated) {
@@ -47,8 +47,8 @@ pub fn lost(failed: &[Failure]) -> Vec<Missing> {
     lost
 }
 
-/// Runs a load, again if it fails; `None` when it failed for good, now or `given_up` times before: a
-/// load that hangs must not do so in each round. `load` is told how often it failed just now.
+/// Runs a load, again if it fails; `None` when it failed for good, now or `given_up` times before:
+/// a load that hangs must not do so in each round. `load` is told how often it failed just now.
 pub fn with_repeats<T>(
     given_up: usize,
     (case, name): (&str, &str),

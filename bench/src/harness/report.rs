@@ -22,7 +22,7 @@ th,td{text-align:left;padding:.35rem .7rem;border-bottom:1px solid var(--line);v
 td.n,th.n{text-align:right;white-space:nowrap}.bad{color:var(--bad)}.good{color:var(--good)}
 svg{max-width:100%;height:auto;margin:.5rem 0}code{font-size:.92em}";
 
-/// What the report says beside the numbers.
+/// Context that the report says beside the numbers.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
     /// How both sides were built, one sentence each.
@@ -124,7 +124,7 @@ pub(crate) fn table(results: &Results) -> String {
     out
 }
 
-/// Where we lost, what broke and what disturbed.
+/// Section about what we lost, what broke and what disturbed.
 fn lost(results: &Results, outcome: &Outcome) -> String {
     let mut items = Vec::new();
     for row in results.rows.iter().filter(|r| r.ratio < 1.0 || r.missed()) {

@@ -14,7 +14,7 @@ use crate::harness::stats::Better;
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// Where it ran.
+    /// Machine that it ran on.
     pub machine: Machine,
     /// Commit that was measured, with `-dirty` when the tree had changes.
     pub commit: String,
@@ -30,7 +30,7 @@ pub struct Results {
 pub struct Missing {
     /// Case name.
     pub case: String,
-    /// Which implementation was not measured.
+    /// Name of the implementation that was not measured.
     pub name: String,
     /// Why: `not installed`, or what it said.
     pub why: String,
@@ -54,7 +54,7 @@ pub struct Row {
     pub case: String,
     /// Millrace.
     pub ours: Measured,
-    /// What it is compared with.
+    /// Measured value of the peer that it is compared with.
     pub peer: Measured,
     /// Direction of `value`.
     pub better: Better,
@@ -72,7 +72,7 @@ pub struct Row {
     /// Floor that `ratio` must reach; left out where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<f64>,
-    /// Where we are going; left out where there is none.
+    /// Ratio that is aimed at; left out where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aim: Option<f64>,
     /// Front end that loaded both sides, where it is not the comparison's own: `virtio-user`.
@@ -86,7 +86,7 @@ pub struct Row {
 /// A side's median.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Which implementation: `switch`, `tap-bridge`, `qemu-virtio-blk`, …
+    /// Name of the implementation: `switch`, `tap-bridge`, `qemu-virtio-blk`, …
     pub name: String,
     /// Median over the rounds.
     pub value: f64,

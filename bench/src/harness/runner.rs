@@ -2,8 +2,8 @@
 //!
 //! A round is both sides within seconds of each other: ours first in even rounds, the peer first in
 //! odd ones, so that a machine that gets slower or faster favours nobody. The first round of a case
-//! is thrown away: it fills caches, translates guest code and lets TCP windows grow. CPU time is read
-//! only in the middle of a load, so that neither its start nor its end counts.
+//! is thrown away: it fills caches, translates guest code and lets TCP windows grow. CPU time is
+//! read only in the middle of a load, so that neither its start nor its end counts.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -33,12 +33,12 @@ const MAX_REPEATS: usize = 2;
 /// Significant digits in result files: measurements are not better than that.
 const DIGITS: i32 = 5;
 
-/// Which of the two is being measured.
+/// Side that is being measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Millrace.
     Ours,
-    /// What it is compared with.
+    /// Peer that Millrace is compared with.
     Peer,
 }
 
@@ -52,14 +52,14 @@ impl Side {
     }
 }
 
-/// What a case is.
+/// Description of a case.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// Case name in results.
     pub name: &'static str,
     /// Unit of the measured value.
     pub unit: &'static str,
-    /// What one operation is, for CPU per operation.
+    /// Name of one operation, for CPU per operation.
     pub operation: &'static str,
     /// Direction of the value.
     pub better: Better,
@@ -67,7 +67,7 @@ pub struct Spec {
     pub target: Option<f64>,
     /// Aim.
     pub aim: Option<f64>,
-    /// Our name in results.
+    /// Name of Millrace's side in results.
     pub ours: &'static str,
     /// The peer's name in results.
     pub peer: &'static str,
@@ -88,7 +88,7 @@ pub struct Window {
     pub length: Duration,
 }
 
-/// What a load reports.
+/// Report of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct Rate {
     /// The value of the row, in its unit.
@@ -101,15 +101,15 @@ pub struct Rate {
 
 /// One comparison. `run` puts the load on one side for `settle` + `length`.
 pub trait Case {
-    /// What it is.
+    /// Description of the case.
     fn spec(&self) -> &Spec;
     /// Runs the load once.
     fn run(&mut self, side: Side, window: Window) -> Result<Rate, BenchError>;
 }
 
-/// Where the sides live.
+/// Test bed in which both sides live.
 pub trait Bed {
-    /// Whose CPU time belongs to `side`.
+    /// Processes whose CPU time belongs to `side`.
     fn accounts(&self, side: Side) -> Accounts;
     /// Replaces the guests of `side`, whatever state they are in.
     fn renew(&self, side: Side) -> Result<(), BenchError>;
@@ -156,7 +156,7 @@ pub struct Round {
 pub struct CaseRounds {
     /// Case name.
     pub case: String,
-    /// What one operation is.
+    /// Name of one operation.
     pub operation: String,
     /// All rounds, the thrown-away one included.
     pub rounds: Vec<Round>,
@@ -249,11 +249,11 @@ fn round_line(spec: &Spec, r: &Round) -> String {
     )
 }
 
-/// What happens while a case runs.
+/// Event while a case runs.
 enum Event<'a> {
     /// A load begins.
     Load { round: u32, side: Side },
-    /// It failed, for this reason, and begins again.
+    /// Load that failed, for this reason, and begins again.
     Again(String),
     /// A round is complete.
     Round(&'a Round),

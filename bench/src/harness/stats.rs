@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which direction is good.
+/// Direction in which values are good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {

@@ -1,5 +1,6 @@
-//! Time that a hypervisor took from CPUs that had work: "steal" in proc_stat(5). A measuring machine
-//! may be a VM itself; what its host takes shows in no run queue of ours, and comes in spells.
+//! Time that a hypervisor took from CPUs that had work: "steal" in proc_stat(5). A measuring
+//! machine may be a VM itself; what its host takes shows in no run queue of ours, and comes in
+//! spells.
 
 use std::time::Instant;
 

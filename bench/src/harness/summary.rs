@@ -1,7 +1,8 @@
-//! Summary for the README: a line and a bar for each way, read from the tables of the document of results.
+//! Summary for the README: a line and a bar for each way, read from the tables of the document of
+//! results.
 //!
-//! The tables are the only source. So README, plot and tables cannot disagree, and nothing has to be
-//! measured again to write the summary anew.
+//! The tables are the only source. So README, plot and tables cannot disagree, and nothing has to
+//! be measured again to write the summary anew.
 
 use std::path::Path;
 

@@ -10,7 +10,8 @@ use crate::harness::results::{Results, Row};
 pub enum Section {
     /// Between `<!-- bench:demo -->` and `<!-- /bench:demo -->`: a line for each case.
     Demo,
-    /// The same with `bench:peers`: a line for each case with all of its peers; of qcow2 rates only.
+    /// The same with `bench:peers`: a line for each case with all of its peers; of qcow2 rates
+    /// only.
     Peers,
     /// The same with `bench:qcow2`, for a run of `peers` with the rows of images alone.
     Qcow2,
@@ -26,7 +27,8 @@ pub enum Section {
     Pipes,
     /// The same with `bench:channels`: a line for each case and way of ours; latencies left out.
     Channels,
-    /// The same with `bench:modules`: a line for each case and way of ours; costs of some sizes only.
+    /// The same with `bench:modules`: a line for each case and way of ours; costs of some sizes
+    /// only.
     Modules,
 }
 
@@ -73,7 +75,7 @@ impl Section {
         }
     }
 
-    /// Of what the values are medians, and how ratios read.
+    /// Sentence about what the values are medians of, and how ratios read.
     fn reading(self, rounds: &str) -> String {
         match self {
             Section::Shares => format!(
@@ -144,7 +146,7 @@ pub fn quantity(value: f64, unit: &str) -> String {
     }
 }
 
-/// Where the row stands against its floor, in few words.
+/// Verdict on where the row stands against its floor, in few words.
 pub fn verdict(row: &Row) -> &'static str {
     match (row.missed(), row.target, row.aim) {
         (true, ..) => "below floor",
@@ -160,7 +162,7 @@ pub fn floor_text(floor: f64) -> String {
     if (one - floor).abs() < 1e-9 { format!("{floor:.1}×") } else { format!("{floor:.2}×") }
 }
 
-/// Our value, with who of us it is where several take part.
+/// Value of our side, with the name of the one of us where several take part.
 fn ours(section: Section, row: &Row) -> String {
     let value = quantity(row.ours.value, &row.ours.unit);
     match section {
@@ -266,7 +268,7 @@ fn against_due(section: Section, results: &Results) -> String {
     out
 }
 
-/// Who was not measured and why, a sentence for each.
+/// Sides that were not measured and why, a sentence for each.
 pub fn not_measured(results: &Results) -> Vec<String> {
     let mut all: Vec<(&str, &str, Vec<&str>)> = Vec::new();
     for m in &results.missing {

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use crate::harness::host::{self, Thread, Times};
 
-/// Part of the time that a busy thread waited for its CPU, above which a load is disturbed; see also
-/// [`STEAL_LIMIT`](crate::harness::steal_time::STEAL_LIMIT).
+/// Part of the time that a busy thread waited for its CPU, above which a load is disturbed; see
+/// also [`STEAL_LIMIT`](crate::harness::steal_time::STEAL_LIMIT).
 pub const DELAY_LIMIT: f64 = 0.03;
 
 /// Counters of all threads of some processes at one moment.
@@ -18,7 +18,7 @@ pub struct Snapshot {
     threads: BTreeMap<(u32, u32), Times>,
 }
 
-/// What happened between two snapshots, per second.
+/// Usage between two snapshots, per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Usage {
     /// CPU seconds of all threads.

@@ -2,22 +2,23 @@
 //!
 //! # Theory of operation
 //! Two guests are booted once, with three network cards each: on QEMU's TAP and a bridge, on our
-//! switch, and on Open vSwitch with DPDK ([`world`]). A *way* ([`Route`]) is one of these cards, or the
-//! switch's with the channel's modules taking its packets, with this or that setting of theirs, or the
-//! client's own loopback. Ways are changed by module parameters and addresses, so all of them are
-//! measured by the same programs in the same guests within seconds ([`case`]).
+//! switch, and on Open vSwitch with DPDK ([`world`]). A *way* ([`Route`]) is one of these cards, or
+//! the switch's with the channel's modules taking its packets, with this or that setting of theirs,
+//! or the client's own loopback. Ways are changed by module parameters and addresses, so all of
+//! them are measured by the same programs in the same guests within seconds ([`case`]).
 //!
 //! A round is each case on each way. Who begins changes from round to round, and the first round is
 //! thrown away; rows ([`rows`]) are medians of the rounds' own ratios. After each load the modules'
-//! counters must tell that its packets went the way they were to go; a load that did not is an error.
+//! counters must tell that its packets went the way they were to go; a load that did not is an
+//! error.
 //!
 //! What the hook costs those whose packets are not taken is measured beside it ([`others`]): round
-//! trips with the host, and a million datagrams that nobody gets, with `millrace_net` loaded and not.
-//! [`programs`] are real ones, in place of all this.
+//! trips with the host, and a million datagrams that nobody gets, with `millrace_net` loaded and
+//! not. [`programs`] are real ones, in place of all this.
 //!
 //! # Limits
-//! - Guests are emulated: copies and instructions cost several times what they cost under KVM, and an
-//!   exit or an interrupt less than that in proportion.
+//! - Guests are emulated: copies and instructions cost several times what they cost under KVM, and
+//!   an exit or an interrupt less than that in proportion.
 //! - Two CPUs for two guests: whoever polls on the host (Open vSwitch) has none for itself. It is
 //!   stopped while it is not wanted.
 
@@ -52,14 +53,14 @@ pub use route::{Route, Sample};
 /// Failures of a load after which it is not put on any more: two in each of two rounds.
 const GIVEN_UP: usize = 4;
 
-/// What was asked for.
+/// Setup of a run.
 #[derive(Debug)]
 pub struct Setup {
     /// Rounds that count.
     pub rounds: u32,
     /// Length of a load.
     pub length: Duration,
-    /// What is measured between the guests.
+    /// Cases that are measured between the guests.
     pub cases: Vec<Case>,
     /// Over which ways.
     pub ways: Vec<Route>,
@@ -77,9 +78,9 @@ pub struct Setup {
     pub patience: Duration,
     /// Kernel of both guests.
     pub kernel: KernelChoice,
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: PathBuf,
-    /// Where the results are.
+    /// Folder of the results.
     pub out: PathBuf,
 }
 
@@ -88,13 +89,13 @@ pub struct Setup {
 pub struct Load {
     /// Counted from 1; 0 is the one thrown away.
     pub round: u32,
-    /// What was done.
+    /// Case of the load.
     pub case: Case,
     /// Over which way.
     pub way: Route,
-    /// What it gave.
+    /// Sample that the load gave.
     pub sample: Sample,
-    /// What both guests' modules counted meanwhile.
+    /// Counters of both guests' modules during the load.
     pub counted: counters::Counters,
 }
 
@@ -126,7 +127,7 @@ pub struct OthersLoad {
     pub test: Test,
     /// Whether the hook was there.
     pub hook: bool,
-    /// What it gave.
+    /// Sample that the load gave.
     pub sample: Sample,
 }
 
@@ -137,7 +138,7 @@ pub struct HookLoad {
     pub round: u32,
     /// Whether the hook was there.
     pub hook: bool,
-    /// What one took in the guest, ns: the median over thousands.
+    /// Time of one packet in the guest, ns: the median over thousands.
     pub packet_ns: f64,
 }
 
@@ -152,7 +153,7 @@ pub struct ProgramLoad {
     pub way: Route,
     /// Requests per second, or MB/s.
     pub value: f64,
-    /// Of a request, µs.
+    /// Latency of a request, µs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<f64>,
     /// CPU time of QEMU and daemon, µs for a request or a MB.
@@ -168,7 +169,7 @@ impl Measured {
     }
 }
 
-/// As [`repeat::with_repeats`], noted with what was measured.
+/// Runs a load as [`repeat::with_repeats`] does, noted with what was measured.
 fn with_repeat<T>(
     name: (&str, &str),
     round: u32,

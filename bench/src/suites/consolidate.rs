@@ -44,7 +44,7 @@ use load::{LOADS, Values};
 /// Time before CPU is read: all programs have started by then.
 const SETTLE: Duration = Duration::from_millis(800);
 
-/// What was asked for.
+/// Setup of a run.
 #[derive(Debug)]
 pub struct Setup {
     /// Rounds that count.
@@ -53,11 +53,11 @@ pub struct Setup {
     pub length: Duration,
     /// Kernel of all guests.
     pub kernel: KernelChoice,
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: PathBuf,
     /// More lines for the daemon's `[sidecore]` table.
     pub sidecore: String,
-    /// Where the results and, meanwhile, the disks are.
+    /// Folder of the results and, meanwhile, the disks.
     pub out: PathBuf,
 }
 
@@ -77,9 +77,9 @@ pub struct Cpu {
 /// One side of one round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// What the guests' programs told, by class.
+    /// Values that the guests' programs told, by class.
     pub values: Values,
-    /// What the host spent.
+    /// CPU time that the host spent.
     pub cpu: Cpu,
 }
 
@@ -137,7 +137,7 @@ impl Moment {
         })
     }
 
-    /// What was used since `earlier`. The main loops do the back end's work where QEMU serves the
+    /// CPU time used since `earlier`. The main loops do the back end's work where QEMU serves the
     /// devices.
     fn since(&self, earlier: &Moment, accounts: &Accounts, side: Side) -> Cpu {
         let wall_ns = (self.at - earlier.at).as_nanos().max(1) as f64;

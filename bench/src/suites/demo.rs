@@ -28,7 +28,7 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 /// Address of the guest that answers.
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
-/// What is to be booted.
+/// Setup of the guests to be booted.
 #[derive(Debug)]
 pub struct Setup {
     kernel: KernelChoice,
@@ -55,7 +55,7 @@ pub struct Bed {
     /// QEMU's version, and that of the guests' kernel.
     qemu: String,
     release: String,
-    /// What the storage can do, where it is known.
+    /// Rate that the storage can reach, where it is known.
     ceiling: Option<String>,
     cores: u32,
     /// Last, so that the images go after their users.
@@ -96,7 +96,7 @@ impl Bed {
         }
     }
 
-    /// What the rows tell of the set-up.
+    /// Modes of the set-up, for the rows.
     pub fn modes(&self) -> Modes {
         Modes {
             net: "1 vCPU, 1 queue pair, offloads on".into(),
@@ -107,7 +107,7 @@ impl Bed {
         }
     }
 
-    /// What the report tells of the set-up.
+    /// Sentences about the set-up, for the report.
     pub fn setup_text(&self) -> Vec<String> {
         let mut text = vec![
             format!(

@@ -44,7 +44,7 @@ use crate::harness::progress::Progress;
 use crate::harness::runner::GRACE;
 use guest::Seen;
 
-/// What was asked for.
+/// Setup of a run.
 #[derive(Debug)]
 pub struct Setup {
     /// Rounds that count.
@@ -53,9 +53,9 @@ pub struct Setup {
     pub length: Duration,
     /// Kernel of all guests.
     pub kernel: KernelChoice,
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: PathBuf,
-    /// Where the results and, meanwhile, the disks are.
+    /// Folder of the results and, meanwhile, the disks.
     pub out: PathBuf,
 }
 
@@ -69,7 +69,7 @@ pub enum Load {
     DiskRead,
 }
 
-/// Whose devices.
+/// Back end that serves the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BackEnd {
@@ -127,7 +127,7 @@ pub struct Sample {
     pub load: Load,
     /// The devices.
     pub back_end: BackEnd,
-    /// What happened.
+    /// Events that were counted.
     pub counts: Counts,
 }
 
@@ -185,7 +185,7 @@ fn sidecore(spin_us: u32) -> String {
 
 /// Threads of a pair during a load.
 struct Threads {
-    /// Those that do the I/O.
+    /// Threads that do the I/O.
     io: Vec<Thread>,
     /// QEMU's main loops, where they only pass interrupts on.
     passing: Vec<Thread>,
@@ -255,7 +255,7 @@ fn measure(
     Ok(counts(&before, &after, &seen, &io))
 }
 
-/// What else is known of a load.
+/// Figures of a load beside its events: system calls, copies, requests.
 struct Io {
     calls: Calls,
     copies: f64,

@@ -1,9 +1,9 @@
-//! What ports cost that do nothing, and what remains of those that come and go.
+//! Cost of ports that do nothing, and what remains of those that come and go.
 //!
 //! A daemon with many VMs, a network port and a disk each, and one front end that attaches them all
 //! and leaves them alone: CPU time and memory before, while and after. Then two ports of one VM are
-//! attached through the control API, used by a session and detached, many times. Last, what the pause
-//! of an idle sidecore that polls on costs the next request ([`pause`]).
+//! attached through the control API, used by a session and detached, many times. Last, what the
+//! pause of an idle sidecore that polls on costs the next request ([`pause`]).
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -35,11 +35,11 @@ const LEAST_PERCENT: f64 = 0.001;
 const WARM_UP: u32 = 100;
 /// Memory may grow by so much over all attachments: an allocator's arena.
 const MEMORY_RATIO: f64 = 0.9;
-/// The API's helper threads end 11 s after the last request, and what sessions have freed is given back 20 s
-/// after the last of many.
+/// The API's helper threads end 11 s after the last request, and what sessions have freed is given
+/// back 20 s after the last of many.
 const REST: Duration = Duration::from_secs(22);
 
-/// What was asked for.
+/// Setup of a run.
 #[derive(Debug)]
 pub struct Setup {
     /// Ports, half of them network ports.
@@ -50,7 +50,7 @@ pub struct Setup {
     pub times: u32,
     /// CPU of the sidecore.
     pub cpu: usize,
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: PathBuf,
     /// The front end.
     pub front: PathBuf,
@@ -58,7 +58,7 @@ pub struct Setup {
     pub folder: PathBuf,
 }
 
-/// What a process has.
+/// Resources that a process holds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Holdings {
     fds: f64,
@@ -153,7 +153,7 @@ fn idle(setup: &Setup, daemon: &Process) -> Result<Vec<Row>, BenchError> {
     Ok(attached_rows(setup.ports, usage.cpu * 100.0, own_kib))
 }
 
-/// What attached ports cost. `own_kib`: the daemon's memory before and with them.
+/// Rows about the cost of attached ports. `own_kib`: the daemon's memory before and with them.
 fn attached_rows(ports: u32, percent: f64, (bare_kib, with_kib): (f64, f64)) -> Vec<Row> {
     let how = format!("{ports} ports, attached by front ends that do nothing");
     let percent = percent.max(LEAST_PERCENT);

@@ -1,32 +1,35 @@
-//! Rows inserted by a database in a guest whose table store runs in the host, as in the VAMOS paper's
-//! figures 4 and 5.
+//! Rows inserted by a database in a guest whose table store runs in the host, as in the VAMOS
+//! paper's figures 4 and 5.
 //!
 //! # Theory of operation
-//! One guest with one CPU runs Debian's MariaDB, unmodified, with the plugin ([`world`]). All sides are
-//! tables of this one server, and differ in where their bytes go:
+//! One guest with one CPU runs Debian's MariaDB, unmodified, with the plugin ([`world`]). All sides
+//! are tables of this one server, and differ in where their bytes go:
 //! - [`Side::Module`] and [`Side::ModuleBatched`]: to the table store in the host, over vsock;
-//!   [`Side::ModuleRing`]: as the second, by memory that guest and host share, which both look at for a while
-//!   before they sleep;
-//! - [`Side::Virtio`], [`Side::Ide`], [`Side::Disk`]: to the same store, the same file, run by the same
-//!   daemon *inside* the guest, on an ext4 on QEMU's virtio-blk, on QEMU's IDE, on Millrace's disk. The
-//!   first is the control to which floors are compared, the second the paper's baseline;
-//! - [`Side::Innodb`], [`Side::Aria`], [`Side::Myisam`]: to the server's own engines, on virtio-blk.
+//!   [`Side::ModuleRing`]: as the second, by memory that guest and host share, which both look at
+//!   for a while before they sleep;
+//! - [`Side::Virtio`], [`Side::Ide`], [`Side::Disk`]: to the same store, the same file, run by the
+//!   same daemon *inside* the guest, on an ext4 on QEMU's virtio-blk, on QEMU's IDE, on Millrace's
+//!   disk. The first is the control to which floors are compared, the second the paper's baseline;
+//! - [`Side::Innodb`], [`Side::Aria`], [`Side::Myisam`]: to the server's own engines, on
+//!   virtio-blk.
 //!
-//! What the guest's disks and the host's store write ends in files of one folder of the host, through
-//! the host's page cache, and is durable by `fdatasync` of such a file, on all sides.
+//! What the guest's disks and the host's store write ends in files of one folder of the host,
+//! through the host's page cache, and is durable by `fdatasync` of such a file, on all sides.
 //!
-//! Rows are inserted by a stored procedure ([`load`]): its statements are parsed once and no client takes
-//! part, so what is measured is the way from the executor to the disk. It tells its own time. Each load
-//! begins with an empty table and ends with a checksum of it, which must be the same on all sides.
+//! Rows are inserted by a stored procedure ([`load`]): its statements are parsed once and no client
+//! takes part, so what is measured is the way from the executor to the disk. It tells its own time.
+//! Each load begins with an empty table and ends with a checksum of it, which must be the same on
+//! all sides.
 //!
-//! A round is everything once; who begins changes. In round 0, which is thrown away otherwise, probes in
-//! the guest's kernel count exits ([`counts`]): they cost time, so no time is taken with them.
+//! A round is everything once; who begins changes. In round 0, which is thrown away otherwise,
+//! probes in the guest's kernel count exits ([`counts`]): they cost time, so no time is taken with
+//! them.
 //!
 //! # Limits
 //! - Row sizes: powers of two from 1 to 128 KiB.
-//! - Guests are emulated: what runs in the guest costs several times what it costs under KVM, and exits
-//!   cost next to nothing. The first favours us, the second the peers. IDE is emulated in the thread of
-//!   the guest's CPU, so its emulation counts as the guest's CPU time.
+//! - Guests are emulated: what runs in the guest costs several times what it costs under KVM, and
+//!   exits cost next to nothing. The first favours us, the second the peers. IDE is emulated in the
+//!   thread of the guest's CPU, so its emulation counts as the guest's CPU time.
 //! - MyISAM has no durable form; Aria and MyISAM have no transactions of several statements.
 
 pub(crate) mod command;
@@ -57,7 +60,7 @@ const LEAST_ROWS: u32 = 16;
 /// Rows that are not durable cost less, so there are more of them.
 const RELAXED_TIMES: u32 = 2;
 
-/// What was asked for.
+/// Setup of a run.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Rounds that count.
@@ -68,13 +71,13 @@ pub struct Setup {
     pub rows: u32,
     /// Rows of a statement or transaction, where that is more than one.
     pub batch: u32,
-    /// Who takes part.
+    /// Sides that take part.
     pub sides: Vec<Side>,
-    /// Which forms.
+    /// Forms of load that are measured.
     pub forms: Vec<Form>,
     /// Kernel of the guest.
     pub kernel: KernelChoice,
-    /// Our daemon, outside and inside.
+    /// Paths of Millrace's daemon, outside and inside.
     pub millrace: PathBuf,
     /// The plugin for MariaDB.
     pub plugin: PathBuf,
@@ -84,11 +87,11 @@ pub struct Setup {
     pub spin_us: u32,
     /// Past the host's page cache, on the guest's disks.
     pub direct: bool,
-    /// Where the results and, meanwhile, the disks and the store are.
+    /// Folder of the results and, meanwhile, the disks and the store.
     pub out: PathBuf,
 }
 
-/// Where rows go.
+/// Store that rows go to, and the way there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
@@ -112,7 +115,7 @@ pub enum Side {
     Myisam,
 }
 
-/// What a load does.
+/// Form of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Form {
     /// Commits return when they are on the disk.
@@ -147,7 +150,7 @@ impl Side {
         Side::ModuleRing,
     ];
 
-    /// As in results.
+    /// Name of the side in results.
     pub fn name(self) -> &'static str {
         match self {
             Side::Module => "module",
@@ -184,7 +187,7 @@ impl Form {
         shapes.iter().flat_map(both).collect()
     }
 
-    /// As in the names of cases.
+    /// Name of the form in the names of cases.
     pub fn name(self, batch: u32) -> String {
         let durable = if self.durable { "durable" } else { "relaxed" };
         match self.shape {
@@ -210,7 +213,7 @@ impl Form {
 pub struct Cell {
     /// Bytes of a row.
     pub size_bytes: u32,
-    /// What is done.
+    /// Form of the load.
     pub form: Form,
 }
 
@@ -248,7 +251,7 @@ impl Setup {
     }
 }
 
-/// What a load gave, for one row.
+/// Sample that a load gave, for one row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Run time.
@@ -267,20 +270,20 @@ pub struct Sample {
 pub struct Load {
     /// Counted from 1; 0 is the one thrown away.
     pub round: u32,
-    /// What was done.
+    /// Cell that was measured.
     pub cell: Cell,
-    /// Where rows went.
+    /// Side that rows went to.
     pub side: Side,
-    /// What it gave.
+    /// Sample that the load gave.
     pub sample: Sample,
 }
 
-/// What round 0 counted in the guest, for one row.
+/// Events that round 0 counted in the guest, for one row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Counted {
-    /// What was done.
+    /// Cell that was measured.
     pub cell: Cell,
-    /// Where rows went.
+    /// Side that rows went to.
     pub side: Side,
     /// The counts.
     pub events: Events,

@@ -1,26 +1,28 @@
-//! A file from a VM's disk to a client, as in the vPipe paper: the VM shares its CPU with busy ones.
+//! A file from a VM's disk to a client, as in the vPipe paper: the VM shares its CPU with busy
+//! ones.
 //!
 //! # Theory of operation
 //! One server VM and up to three neighbours whose guests run a busy loop share one host CPU
-//! ([`world`]). The daemon, with its sidecore, its pipes' threads and their twins, and the client run
-//! on another, as the paper's driver domain does.
+//! ([`world`]). The daemon, with its sidecore, its pipes' threads and their twins, and the client
+//! run on another, as the paper's driver domain does.
 //!
-//! Part one ([`files`]; figures 3 and 4): one connection, one file, moved by a pipe, by `sendfile` or
-//! by `read` and `write`, with 0 to 3 busy neighbours, each with the guest's page cache cold and warm.
-//! A process of the host that sends the same bytes by `sendfile` over a veth pair into the same bridge
-//! is the reference. CPU time is read thread by thread and told by component ([`meter`]).
+//! Part one ([`files`]; figures 3 and 4): one connection, one file, moved by a pipe, by `sendfile`
+//! or by `read` and `write`, with 0 to 3 busy neighbours, each with the guest's page cache cold and
+//! warm. A process of the host that sends the same bytes by `sendfile` over a veth pair into the
+//! same bridge is the reference. CPU time is read thread by thread and told by component
+//! ([`meter`]).
 //!
 //! Part two ([`servers`]; figure 5): nginx and lighttpd, unmodified, with the preload shim against
 //! without, over file sizes and some keep-alive connections.
 //!
-//! A round is everything once. Who begins changes from round to round, and the first round is thrown
-//! away; rows ([`rows`]) are medians of the rounds' own ratios.
+//! A round is everything once. Who begins changes from round to round, and the first round is
+//! thrown away; rows ([`rows`]) are medians of the rounds' own ratios.
 //!
 //! # Limits
-//! - Files of 1 to 1,024 MiB: one pipe moves no more, and the guest's memory holds the file, so that
-//!   its cache can be warm.
-//! - Guests are emulated: a byte that passes through a guest costs several times what it costs under
-//!   KVM, so the CPU that pipes save is overstated.
+//! - Files of 1 to 1,024 MiB: one pipe moves no more, and the guest's memory holds the file, so
+//!   that its cache can be warm.
+//! - Guests are emulated: a byte that passes through a guest costs several times what it costs
+//!   under KVM, so the CPU that pipes save is overstated.
 //! - The client shares its CPU with the daemon; in the paper it is another machine.
 //! - What the guest does after the client has everything is counted for [`files::TAIL`] only.
 
@@ -53,7 +55,7 @@ use meter::Cpu;
 /// Failures of a load after which it is not put on any more: those of one round.
 const GIVEN_UP: usize = 2;
 
-/// What was asked for.
+/// Setup of a run.
 #[derive(Debug)]
 pub struct Setup {
     /// Rounds that count.
@@ -66,11 +68,11 @@ pub struct Setup {
     pub busy: Vec<usize>,
     /// Web servers of part two.
     pub servers: Vec<Server>,
-    /// Its file sizes.
+    /// File sizes of part two.
     pub sizes_bytes: Vec<u64>,
-    /// Its numbers of busy neighbours.
+    /// Numbers of busy neighbours in part two.
     pub servers_busy: Vec<usize>,
-    /// Its keep-alive connections.
+    /// Number of keep-alive connections in part two.
     pub connections: usize,
     /// Smallest file that the shim pipes; its own default when left out.
     pub min_bytes: Option<u64>,
@@ -78,11 +80,11 @@ pub struct Setup {
     pub cpus: (usize, usize),
     /// Kernel of all guests.
     pub kernel: KernelChoice,
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: PathBuf,
     /// More lines for the daemon's `[sidecore]` table.
     pub sidecore: String,
-    /// Where the results and, meanwhile, the disks are.
+    /// Folder of the results and, meanwhile, the disks.
     pub out: PathBuf,
 }
 
@@ -97,14 +99,14 @@ impl Setup {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Server {
-    /// nginx, one worker.
+    /// Web server nginx, one worker.
     Nginx,
-    /// lighttpd.
+    /// Web server lighttpd.
     Lighttpd,
 }
 
 impl Server {
-    /// As in results.
+    /// Name of the server in results.
     pub fn name(self) -> &'static str {
         match self {
             Server::Nginx => "nginx",
@@ -113,7 +115,7 @@ impl Server {
     }
 }
 
-/// Who moves the bytes in part one.
+/// Mover of the bytes in part one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -128,10 +130,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Those that run in the guest.
+    /// Modes that run in the guest.
     pub const IN_GUEST: [Mode; 3] = [Mode::Pipe, Mode::Sendfile, Mode::ReadWrite];
 
-    /// As in results.
+    /// Name of the mode in results.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Pipe => "pipe",
@@ -148,7 +150,7 @@ impl Mode {
 pub enum Cache {
     /// Empty: the guest reads its disk.
     Cold,
-    /// It holds the whole file.
+    /// Full: the whole file is in it.
     Warm,
 }
 
@@ -156,7 +158,7 @@ impl Cache {
     /// Both.
     pub const ALL: [Cache; 2] = [Cache::Cold, Cache::Warm];
 
-    /// As in results.
+    /// Name of the cache's state in results.
     pub fn name(self) -> &'static str {
         match self {
             Cache::Cold => "cold",
@@ -165,7 +167,7 @@ impl Cache {
     }
 }
 
-/// What a load gave.
+/// Sample that a load gave.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Throughput at the client.
@@ -185,11 +187,11 @@ pub struct FileLoad {
     pub round: u32,
     /// Busy neighbours.
     pub busy: usize,
-    /// Of the guest.
+    /// State of the guest's page cache.
     pub cache: Cache,
-    /// Who moved the bytes.
+    /// Mode that moved the bytes.
     pub mode: Mode,
-    /// What it gave.
+    /// Sample that the load gave.
     pub sample: Sample,
 }
 
@@ -202,7 +204,7 @@ pub struct ServerLoad {
     pub busy: usize,
     /// The program.
     pub server: Server,
-    /// Of each file.
+    /// Length of each file.
     pub size_bytes: u64,
     /// With the shim.
     pub shim: bool,
@@ -223,12 +225,12 @@ pub struct Measured {
     pub servers: Vec<ServerLoad>,
     /// Loads that failed, and why; those put on again with success are marked so.
     pub failed: Vec<Failure>,
-    /// What the agent said of the smallest pipe that pays.
+    /// Text in which the agent names the smallest pipe that pays.
     #[serde(default)]
     pub threshold: String,
 }
 
-/// As [`repeat::with_repeats`], noted with what was measured.
+/// Runs a load as [`repeat::with_repeats`] does, noted with what was measured.
 fn with_repeats<T>(
     name: (&str, &str),
     round: u32,

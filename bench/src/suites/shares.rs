@@ -3,10 +3,10 @@
 //! # Theory of operation
 //! A [`case::Case`] starts the daemon with some VMs ([`world`]), each with two network ports and a
 //! memory disk, on one sidecore that does not sleep, and drives all of their ports from one thread
-//! on another CPU (`frontend many`). It judges what that thread counted in windows, and says what was
-//! found and what was due ([`Finding`]). A round is all cases once; the first round is thrown away
-//! and medians over the others are published ([`rows`]). A ratio above 1 is better for us; where a
-//! value should be met and not exceeded it is the smaller of the two quotients.
+//! on another CPU (`frontend many`). It judges what that thread counted in windows, and says what
+//! was found and what was due ([`Finding`]). A round is all cases once; the first round is thrown
+//! away and medians over the others are published ([`rows`]). A ratio above 1 is better for us;
+//! where a value should be met and not exceeded it is the smaller of the two quotients.
 //!
 //! Bytes are counted as the daemon charges them: frames with their virtio-net header.
 //!
@@ -36,9 +36,9 @@ use world::{Load, World};
 pub struct Finding {
     /// Row name.
     pub row: String,
-    /// What was measured.
+    /// Value that was measured.
     pub value: f64,
-    /// What was due, or allowed.
+    /// Value that was due, or allowed.
     pub due: f64,
     /// Above `Question::target` it is fine.
     pub ratio: f64,
@@ -49,7 +49,7 @@ pub struct Finding {
 pub struct Round {
     /// From 1; 0 is the one thrown away.
     pub round: u32,
-    /// Of all cases.
+    /// Findings of all cases.
     pub findings: Vec<Finding>,
     /// Loads that something disturbed, a sentence each.
     pub disturbed: Vec<String>,

@@ -1,4 +1,4 @@
-//! What one thread does in turn: send, receive, answer, ask a disk. No turn waits.
+//! Actors of one thread: in turn they send, receive, answer, ask a disk. No turn waits.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ const HOSTILE_BATCH: usize = 4;
 /// A frame that is not answered for so long is lost. Longer than a switch holds frames back.
 const LOST_NS: u64 = 50_000_000;
 
-/// Where all actors play.
+/// State that all actors share: clock, ports and tallies.
 pub struct Stage {
     /// The run's clock.
     pub start: Instant,
@@ -37,9 +37,9 @@ impl Stage {
 
 /// A network port and the frames that are ours to send.
 pub struct NetPort {
-    /// Its queues.
+    /// Driver of the port's queues.
     pub driver: Driver,
-    /// Which one it is.
+    /// Number of the port's station.
     pub station: u16,
     free: Vec<u16>,
 }
@@ -141,11 +141,11 @@ impl Actor {
     }
 }
 
-/// See [`Actor::Sender`].
+/// State of [`Actor::Sender`].
 pub struct Sender {
-    /// Its load and its port.
+    /// Index of the sender's load.
     pub load: usize,
-    /// See `load`.
+    /// Index of the port that it sends on.
     pub port: usize,
     /// When it sends, nanoseconds.
     pub span_ns: std::ops::Range<u64>,
@@ -187,15 +187,15 @@ impl Sender {
     }
 }
 
-/// See [`Actor::Sink`].
+/// State of [`Actor::Sink`].
 pub struct Sink {
-    /// Its port.
+    /// Index of the sink's port.
     pub port: usize,
     /// The load of its only sender, or those of all by their stations.
     pub from: Senders,
 }
 
-/// Who sends to a sink.
+/// Senders to a sink.
 pub enum Senders {
     /// One: no look at the frames.
     Only(usize),
@@ -229,17 +229,17 @@ impl Sink {
     }
 }
 
-/// See [`Actor::RoundTrip`].
+/// State of [`Actor::RoundTrip`].
 pub struct RoundTrip {
-    /// Its load.
+    /// Index of the round trips' load.
     pub load: usize,
-    /// Who asks, and who answers.
+    /// Indices of the ports that ask and that answer.
     pub ports: [usize; 2],
     /// When, nanoseconds.
     pub span_ns: std::ops::Range<u64>,
-    /// Number of the frame under way, and since when.
+    /// Number of the frame under way.
     pub seq: u64,
-    /// See `seq`.
+    /// Time at which frame `seq` was sent; none: no frame is under way.
     pub asked_ns: Option<u64>,
 }
 
@@ -291,17 +291,17 @@ impl RoundTrip {
     }
 }
 
-/// See [`Actor::Disk`].
+/// State of [`Actor::Disk`].
 pub struct Disk {
-    /// Its load.
+    /// Index of the disk's load.
     pub load: usize,
     /// The disk.
     pub disk: DiskLoad,
     /// When, nanoseconds.
     pub span_ns: std::ops::Range<u64>,
-    /// Requests kept under way, and bytes of each.
+    /// Requests kept under way.
     pub depth: usize,
-    /// See `depth`.
+    /// Length of each request.
     pub block_bytes: usize,
     /// Takes no completion while its time lasts.
     pub stalls: bool,

@@ -1,7 +1,8 @@
-//! Loads that attack sessions: a process of its own for all of them, beside the one that plays the others.
+//! Loads that attack sessions: a process of its own for all of them, beside the one that plays the
+//! others.
 //!
-//! It is the back end that attacks are to slow down, not the front end of the good ones: in one process with
-//! it they would share its locks, and each unmapping would stop its CPU.
+//! It is the back end that attacks are to slow down, not the front end of the good ones: in one
+//! process with it they would share its locks, and each unmapping would stop its CPU.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};

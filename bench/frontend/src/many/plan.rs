@@ -1,4 +1,4 @@
-//! What many VMs do: the input of a run.
+//! Plan of a run with many VMs: its input.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub struct Plan {
     /// Guest memory of huge pages.
     #[serde(default)]
     pub hugepages: bool,
-    /// What there is to do.
+    /// Loads of the run.
     pub loads: Vec<LoadPlan>,
 }
 
@@ -46,7 +46,7 @@ pub struct LoadPlan {
     pub vm: String,
     /// On what.
     pub device: DevicePlan,
-    /// What it does.
+    /// Behaviour of the VM.
     pub behaviour: Behaviour,
     /// When it begins, in milliseconds from the run's start.
     #[serde(default)]
@@ -56,7 +56,7 @@ pub struct LoadPlan {
     pub stop_ms: Option<u64>,
 }
 
-/// What a VM does.
+/// Behaviour of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Behaviour {
@@ -101,7 +101,7 @@ pub struct NetPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortPlan {
-    /// Its socket.
+    /// Socket of the port.
     pub socket: PathBuf,
     /// Number `n` has the addresses 02:00:00:00:hi:lo and 10.99.hi.lo, of the bytes of `n`.
     pub station: u16,
@@ -111,11 +111,11 @@ pub struct PortPlan {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskPlan {
-    /// Its socket.
+    /// Socket of the disk.
     pub socket: PathBuf,
     /// At random places.
     pub op: Op,
-    /// Of a request.
+    /// Length of a request.
     pub block_bytes: usize,
     /// Requests under way.
     pub depth: usize,

@@ -1,4 +1,4 @@
-//! What is counted of one load: in windows, so that one sees how shares move.
+//! Tally of one load: in windows, so that one sees how shares move.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub struct Tally {
     pub lost: u64,
     /// Turns in which there was something to do for the back end, or should have been.
     pub turns: u64,
-    /// Those in which it had finished everything before: the front end was too slow.
+    /// Turns that found everything before finished: the front end was too slow.
     pub dry: u64,
 }
 
@@ -28,15 +28,15 @@ pub struct Tally {
 struct Latencies {
     window_ns: u64,
     values_ns: Vec<u32>,
-    /// Where each window begins in them.
+    /// Index in `values_ns` at which each window begins.
     starts: Vec<usize>,
     windows: usize,
 }
 
-/// What is told of a load.
+/// Report of one load.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Its VM.
+    /// Name of the load's VM.
     pub vm: String,
     /// `net` or `disk`.
     pub kind: String,
@@ -61,7 +61,7 @@ pub struct LoadReport {
     /// Latencies of the whole run; none where they are not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencyReport>,
-    /// Of each window; empty where they are not measured.
+    /// Latencies of each window; empty where they are not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub window_latency: Vec<LatencyReport>,
 }
@@ -73,11 +73,11 @@ pub struct LatencyReport {
     pub count: u64,
     /// Median.
     pub p50_ns: u64,
-    /// As above.
+    /// Ninetieth percentile, nanoseconds.
     pub p90_ns: u64,
-    /// As above.
+    /// Ninety-ninth percentile, nanoseconds.
     pub p99_ns: u64,
-    /// As above.
+    /// Longest, nanoseconds.
     pub max_ns: u64,
 }
 
@@ -133,7 +133,7 @@ impl Tally {
         l.values_ns.push(u32::try_from(latency_ns).unwrap_or(u32::MAX));
     }
 
-    /// What there is to tell.
+    /// Report of the load of `vm`.
     pub fn report(self, vm: String, kind: &str, errors: u64, kicks: u64) -> LoadReport {
         let mut latency = None;
         let mut window_latency = Vec::new();

@@ -22,7 +22,7 @@ struct Slot {
     next_free: u16,
 }
 
-/// See the module's text.
+/// Driver's side of a packed ring.
 #[derive(Debug)]
 pub struct Packed {
     pub(super) shape: RingShape,

@@ -9,7 +9,7 @@ use crate::memory::Memory;
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`, `VIRTQ_USED_F_NO_NOTIFY`.
 const F_QUIET: u16 = 1;
 
-/// What we know of a descriptor.
+/// State of a descriptor, as the driver knows it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     token: u16,
@@ -19,7 +19,7 @@ struct Slot {
     next: u16,
 }
 
-/// See the module's text.
+/// Driver's side of a split ring.
 #[derive(Debug)]
 pub struct Split {
     pub(super) shape: RingShape,

@@ -19,7 +19,7 @@ const MAX_PACKET_BYTES: f64 = 65_536.0;
 /// Message sizes.
 pub const SIZES: [u32; 5] = [64, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
 
-/// What is done.
+/// Kind of load between the guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -38,7 +38,7 @@ impl Test {
     /// All.
     pub const ALL: [Test; 4] = [Test::TcpRr, Test::UdpRr, Test::TcpStream, Test::UdpStream];
 
-    /// As in results.
+    /// Name of the test in results.
     pub fn name(self) -> &'static str {
         match self {
             Test::TcpRr => "tcp_rr",
@@ -48,7 +48,7 @@ impl Test {
         }
     }
 
-    /// Of its value.
+    /// Unit of the test's value.
     pub fn unit(self) -> &'static str {
         if self.is_rr() { "1/s" } else { "MB/s" }
     }
@@ -64,7 +64,7 @@ impl Test {
 pub struct Case {
     /// The test.
     pub test: Test,
-    /// Of a message.
+    /// Length of a message.
     pub bytes: u32,
 }
 
@@ -75,7 +75,7 @@ impl Case {
         Case { test, bytes: if udp { bytes.min(MAX_DATAGRAM_BYTES) } else { bytes } }
     }
 
-    /// As in results.
+    /// Name of the case in results.
     pub fn name(&self) -> String {
         format!("{}_{}", self.test.name(), size_text(self.bytes.into()))
     }
@@ -97,8 +97,8 @@ impl Case {
         }
     }
 
-    /// What a program said: the sample without CPU time, operations per second, and how many packets
-    /// each side must have sent at least.
+    /// Reads a program's answer: the sample without CPU time, operations per second, and how many
+    /// packets each side must have sent at least.
     pub(super) fn read(&self, answer: &Value) -> Option<(Sample, f64, u64)> {
         let number = |field: &str| answer.get(field)?.as_f64();
         let share = |lost: f64, of: f64| (of > 0.0).then(|| lost / of);

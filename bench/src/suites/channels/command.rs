@@ -16,7 +16,7 @@ use crate::suites::channels::programs::{self, Program};
 use crate::suites::channels::world::POLL_US;
 use crate::suites::channels::{Measured, Route, Setup, output, rounds, rows};
 
-/// Of a run of half an hour.
+/// Seconds to wait for near CPUs, in a run of half an hour.
 const PATIENCE_S: u32 = 600;
 
 #[derive(Args)]
@@ -44,8 +44,8 @@ pub struct ChannelsArgs {
     /// Real programs in place of all this; all of them when none is named.
     #[arg(long, value_delimiter = ',', num_args = 0.., conflicts_with_all = ["tests", "sizes", "packets", "patience_secs"])]
     programs: Option<Vec<Program>>,
-    /// Most microseconds that an idle vCPU polls in channel-poll and channel-busy (millrace_channel's
-    /// poll_us, 0 to 10000).
+    /// Most microseconds that an idle vCPU polls in channel-poll and channel-busy
+    /// (millrace_channel's poll_us, 0 to 10000).
     #[arg(long, default_value_t = POLL_US, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     poll_us: u32,
     /// Virtual CPUs of each guest (1 to 8).
@@ -54,9 +54,10 @@ pub struct ChannelsArgs {
     /// Give each of the guests' vCPUs a CPU of the host, as far as there are enough.
     #[arg(long)]
     pin: bool,
-    /// Seconds that all streams together may wait for the host's CPUs to be near each other; a share of it
-    /// for each round, and 0 for none. Where this machine is a VM, its host may move its CPUs to where they
-    /// share no cache. When the time is over, streams are measured all the same (0 to 3600).
+    /// Seconds that all streams together may wait for the host's CPUs to be near each other; a
+    /// share of it for each round, and 0 for none. Where this machine is a VM, its host may move
+    /// its CPUs to where they share no cache. When the time is over, streams are measured all the
+    /// same (0 to 3600).
     #[arg(long, default_value_t = PATIENCE_S, value_parser = clap::value_parser!(u32).range(0..=3600))]
     patience_secs: u32,
     /// One round of 0.2 s: to see that it works, not to measure.
@@ -141,8 +142,8 @@ impl Suite for ChannelsArgs {
     }
 }
 
-/// Whether something failed that this machine could have done: a peer that is not installed is missing,
-/// and no failure.
+/// Whether something failed that this machine could have done: a peer that is not installed is
+/// missing, and no failure.
 fn failed(results: &Results) -> bool {
     results.missing.iter().any(|m| !m.why.contains("not installed"))
 }

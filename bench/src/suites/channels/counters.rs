@@ -1,4 +1,4 @@
-//! What the guests' modules and network stacks counted, to see which way packets went.
+//! Counters of the guests' modules and network stacks, to see which way packets went.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::harness::error::BenchError;
 pub const SCRIPT: &str = "cat /sys/kernel/debug/millrace_net /sys/kernel/debug/millrace/channel \
      /proc/net/netstat 2> /dev/null || true";
 
-/// Of one guest, or the sum of both.
+/// Counters of one guest, or the sum of both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Packets that the channel took.
@@ -79,8 +79,8 @@ fn netstat(text: &str, name: &str) -> Option<u64> {
     numbers.split_whitespace().nth(at)?.parse().ok()
 }
 
-/// Whether packets went as they should: at least nine in ten of those `expected` onto the channel, or
-/// none at all.
+/// Whether packets went as they should: at least nine in ten of those `expected` onto the channel,
+/// or none at all.
 pub fn check(counted: &Counters, is_channel: bool, expected: u64) -> Result<(), BenchError> {
     let wrong = |why: String| Err(BenchError::lab("the load went the wrong way", why));
     match is_channel {

@@ -16,11 +16,11 @@ use crate::harness::repeat::turned;
 use crate::harness::runner::GRACE;
 use crate::harness::runner::{Window, metered};
 
-/// Nobody is there.
+/// Address at which nobody is.
 const NOBODY: &str = "10.9.9.9:9";
 const NOBODYS_NET: &str = "ip link add nobody type dummy && ip link set nobody up && \
      ip addr add 10.9.9.1/24 dev nobody";
-/// Of a datagram, and of a message.
+/// Length of a datagram, and of a message.
 const BYTES: u32 = 64;
 /// From the start of the guest's program until CPU time counts.
 const SETTLE: Duration = Duration::from_millis(150);

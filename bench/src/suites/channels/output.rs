@@ -1,4 +1,4 @@
-//! What a run leaves behind.
+//! Output of a run: its files.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The papers' figures: Fido's throughput and latency by message size, PIVOT's comparison of totals,
-//! and what each costs the host.
+//! The papers' figures: Fido's throughput and latency by message size, PIVOT's comparison of
+//! totals, and what each costs the host.
 
 use super::case::{Case, Test};
 use super::{Load, Measured, Route, Setup};
@@ -11,7 +11,7 @@ use crate::harness::table::size_text;
 const TOP: f64 = 84.0;
 const LEFT: f64 = 90.0;
 const RIGHT: f64 = 30.0;
-/// Of a panel's title.
+/// Height of a panel's title.
 const HEAD: f64 = 24.0;
 /// Height of a panel of lines.
 const PANEL: f64 = 240.0;
@@ -112,7 +112,7 @@ impl Axis {
         }
     }
 
-    /// Where a value is, from 0 to 1.
+    /// Place of a value on the axis, from 0 to 1.
     fn at(&self, value: f64) -> f64 {
         (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
     }
@@ -231,7 +231,7 @@ pub fn cpu(setup: &Setup, measured: &Measured) -> String {
     bars("Host CPU time per operation", note, &groups)
 }
 
-/// What the hook costs those who do not use the channel (PIVOT's tables III and IV).
+/// Plots the hook's cost for those who do not use the channel (PIVOT's tables III and IV).
 pub fn hook(measured: &Measured) -> String {
     let mut groups = Vec::new();
     for test in [Test::TcpRr, Test::UdpRr] {

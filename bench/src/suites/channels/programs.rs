@@ -18,9 +18,9 @@ pub mod jobs;
 
 pub use jobs::{Answer, Job, Program};
 
-/// Ways that programs are measured over: the channel as it is shipped, without polling, and the peer;
-/// by the loopback, with the client in the server's guest, they cost what they cost without any way
-/// between guests.
+/// Ways that programs are measured over: the channel as it is shipped, without polling, and the
+/// peer; by the loopback, with the client in the server's guest, they cost what they cost without
+/// any way between guests.
 pub const WAYS: [Route; 4] =
     [Route::ChannelPoll, Route::TapBridge, Route::Channel, Route::Loopback];
 /// From the start of a client until CPU time counts.

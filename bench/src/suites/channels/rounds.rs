@@ -100,7 +100,8 @@ fn cell(
     progress.step(&format!("{name} ({}): {}", case.test.unit(), told.join(", ")));
 }
 
-/// Puts a load on; with what the modules counted. A load whose packets went another way is an error.
+/// Puts a load on; with what the modules counted. A load whose packets went another way is an
+/// error.
 fn put_load(
     world: &World,
     (case, way): (Case, Route),

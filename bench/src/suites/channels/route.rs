@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Of the server whose sockets poll.
+/// Port of the server whose sockets poll.
 pub const BUSY_RR_PORT: u16 = 7100;
 
 /// A way between the guests.
@@ -13,7 +13,7 @@ pub enum Route {
     TapBridge,
     /// The same, with the sockets polling the card for 50 µs.
     TapBridgeBusy,
-    /// Our switch, with the modules told to take nothing.
+    /// Millrace's switch, with the modules told to take nothing.
     Switch,
     /// Open vSwitch on DPDK, action "normal".
     OvsNormal,
@@ -43,7 +43,7 @@ impl Route {
         Route::TapBridgeBusy,
     ];
 
-    /// As in results.
+    /// Name of the route in results.
     pub fn name(self) -> &'static str {
         match self {
             Route::TapBridge => "tap-bridge",
@@ -82,7 +82,7 @@ impl Route {
     }
 }
 
-/// What every load gives.
+/// Sample that every load gives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Round trips per second, or MB received per second.
@@ -96,15 +96,15 @@ pub struct Sample {
     /// 99th percentile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
-    /// Of what was sent, the part that did not arrive.
+    /// Part of the sent messages that did not arrive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<f64>,
     /// CPU time of the QEMU processes and of who is between them, µs for a round trip or a MB.
     pub cpu_us_per_op: f64,
     /// Part of the machine that strangers used; the kernel's threads are among them.
     pub foreign: f64,
-    /// How far the guests' CPUs were from each other before and after it, ns ([`crate::harness::distance`]); left out
-    /// where that is not known.
+    /// How far the guests' CPUs were from each other before and after it, ns
+    /// ([`crate::harness::distance`]); left out where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apart_ns: Option<[f64; 2]>,
 }

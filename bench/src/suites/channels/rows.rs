@@ -19,7 +19,7 @@ const STREAM: Goal = Goal { target: Some(1.0), aim: Some(1.5) };
 /// Real programs against TAP and bridge.
 const PROGRAM: Goal = Goal { target: Some(1.5), aim: Some(2.0) };
 
-/// Who is compared with whom in round trips.
+/// Pairs of routes that are compared in round trips.
 const RR: [(Route, Route); 12] = [
     (Route::ChannelPoll, Route::TapBridge),
     (Route::ChannelPoll, Route::Switch),
@@ -53,8 +53,8 @@ const STREAMS: [(Route, Route); 9] = [
     (Route::ChannelCopy, Route::Loopback),
     (Route::ChannelCopy, Route::TapBridge),
 ];
-/// Whose best size is compared with the loopback at the same size. As with all goals, the one that counts is
-/// the channel as it is shipped.
+/// Routes whose best size is compared with the loopback at the same size. As with all goals, the
+/// one that counts is the channel as it is shipped.
 const BEST: [(Route, Goal); 2] = [(Route::Channel, NONE), (Route::ChannelPoll, STREAM)];
 
 /// All rows for which there is a round.
@@ -94,7 +94,7 @@ pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
 type Percentile = (&'static str, fn(&Sample) -> Option<f64>);
 const PERCENTILES: [Percentile; 2] = [("_p50", |s| s.p50_us), ("_p99", |s| s.p99_us)];
 
-/// What failed for good: a run with such a load has not shown that everything went its way.
+/// Loads that failed for good: a run with such a load has not shown that everything went its way.
 pub fn missing(measured: &Measured) -> Vec<Missing> {
     crate::harness::repeat::lost(&measured.failed)
 }
@@ -175,8 +175,8 @@ fn best_row(
     Some((*best, row))
 }
 
-/// The rounds of a case in which the guests' CPUs were near each other all the time, and those in which they
-/// were far. The loopback's bytes stay on one CPU, so these are different questions.
+/// The rounds of a case in which the guests' CPUs were near each other all the time, and those in
+/// which they were far. The loopback's bytes stay on one CPU, so these are different questions.
 fn apart_rows(setup: &Setup, measured: &Measured, case: Case, way: Route) -> Vec<Row> {
     let row_of = |far: bool| {
         let is_so = |apart_ns: [f64; 2]| apart_ns.iter().all(|ns| is_far(*ns) == far);

@@ -1,5 +1,5 @@
-//! A made-up run for this module's tests: the channel makes 3,000 round trips a second and the TAP 1,000,
-//! each round faster than the one before.
+//! A made-up run for this module's tests: the channel makes 3,000 round trips a second and the TAP
+//! 1,000, each round faster than the one before.
 
 use std::time::Duration;
 

@@ -35,7 +35,7 @@ pub const POLL_US: u32 = 1_000;
 /// From how many bytes on pages are passed by reference, as the module is shipped; and never.
 const REFER_BYTES: u32 = 4096;
 const NEVER: u32 = u32::MAX;
-/// Of Open vSwitch: 2 MiB each.
+/// Huge pages of Open vSwitch: 2 MiB each.
 const HUGE_PAGES: u64 = 256;
 /// Time for a guest to boot, on a busy machine.
 const READY: Duration = Duration::from_secs(120);
@@ -45,10 +45,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 /// Time for a short script.
 const CALL: Duration = Duration::from_secs(60);
-/// Of a script that failed.
+/// First words of a failed script that the error shows.
 const SHOWN_WORDS: usize = 8;
-/// What is left of datagrams that lost a fragment fills the memory for fragments for half a minute, and
-/// then the next way's are dropped: that would measure who came before.
+/// Shortens the wait for lost fragments, and makes room for them. What is left of datagrams that
+/// lost a fragment fills the memory for fragments for half a minute, and then the next way's are
+/// dropped: that would measure who came before.
 const FRAGMENTS: &str =
     "cd /proc/sys/net/ipv4; echo 1 > ipfrag_time; echo 16777216 > ipfrag_high_thresh";
 /// The module whose hook sees every packet.
@@ -71,9 +72,9 @@ pub struct World {
     spinners: Vec<Thread>,
     cores: u32,
     poll_us: u32,
-    /// Where the two guests' vCPUs run, if that is sure.
+    /// CPUs of the two guests' vCPUs, if they are sure.
     pair: Option<[usize; 2]>,
-    /// Where packets go now, if it is known.
+    /// Route that packets take now, if it is known.
     way: Cell<Option<Route>>,
     _cleanup: Cleanup,
 }
@@ -140,8 +141,8 @@ impl World {
     }
 
     /// Gives each virtual CPU a CPU of the host, as far as there are enough, so that one that polls
-    /// never keeps the guest off its CPU whose answer it waits for. QEMU's other threads go where there
-    /// is room.
+    /// never keeps the guest off its CPU whose answer it waits for. QEMU's other threads go where
+    /// there is room.
     fn pin(&self) -> Result<(), BenchError> {
         let cpus = base::cpu::allowed_cpus().map_err(|e| BenchError::lab("list CPUs", e))?;
         let mut next = cpus.iter().cycle();
@@ -254,7 +255,7 @@ impl World {
         if loaded { self.linked() } else { Ok(()) }
     }
 
-    /// What both modules counted so far, the client's first.
+    /// Counters of both modules so far, the client's first.
     pub fn counters(&self) -> Result<[Counters; 2], BenchError> {
         Ok(self.both(counters::SCRIPT)?.map(|text| Counters::parse(&text)))
     }
@@ -276,7 +277,7 @@ impl World {
         answer.map_err(|e| failed_script(script, &self.client, &e))
     }
 
-    /// Whose CPU time belongs to a way.
+    /// Processes whose CPU time belongs to a way.
     pub fn accounts(&self, way: Route) -> Accounts {
         let (client, server) = (self.client.pid(), self.server.pid());
         let ovs = self.ovs.as_ref().ok().map(|ovs| ovs.process.pid());

@@ -1,4 +1,4 @@
-//! Who does what: two guests make round trips, two a stream, two read their disks, two are nearly
+//! Loads of the guests: two make round trips, two a stream, two read their disks, two are nearly
 //! idle.
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub const GUESTS: usize = 8;
 /// Milliseconds between the round trips of the guests that are nearly idle: 50 a second at most.
 const PAUSE_MS: u32 = 20;
 
-/// Which kind of load.
+/// Class of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// TCP round trips of one byte, one after the other.
@@ -50,7 +50,7 @@ pub const LOADS: [Load; 5] = [
 pub const SERVERS: [(usize, &str); 3] =
     [(1, "agent rr-server"), (3, "agent sink"), (7, "agent rr-server")];
 
-/// Which guests have a disk.
+/// Guests that have a disk.
 pub fn disks() -> [bool; GUESTS] {
     let mut disks = [false; GUESTS];
     for load in LOADS.iter().filter(|l| l.class == Class::Disk) {
@@ -59,7 +59,7 @@ pub fn disks() -> [bool; GUESTS] {
     disks
 }
 
-/// What one program told.
+/// Answer of one program.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Answer {
     class: Class,

@@ -19,7 +19,7 @@ const READY: Duration = Duration::from_secs(60);
 /// image unpacks, in a file system that may take half of it.
 const MEMORY_MB: u32 = 384;
 
-/// What both sides share.
+/// Base that both sides share.
 pub struct Base<'a> {
     /// The session.
     pub lab: &'a Lab,
@@ -27,7 +27,7 @@ pub struct Base<'a> {
     pub kernel: KernelChoice,
     /// Image of all guests.
     pub image: &'a ImageBuilder,
-    /// Where disks are made.
+    /// Folder in which disks are made.
     pub disks: &'a Folder,
 }
 

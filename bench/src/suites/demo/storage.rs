@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-/// What the host itself gets from an image, past its page cache: no guest can have more. Read only.
-/// None where fio cannot tell.
+/// Rate that the host itself gets from an image, past its page cache: no guest can have more. Read
+/// only. None where fio cannot tell.
 pub fn ceiling(image: &Path) -> Option<String> {
     let sequential = host_fio(image, &["--rw=read", "--bs=1m", "--iodepth=8"])?;
     let random = host_fio(image, &["--rw=randread", "--bs=4k", "--iodepth=32"])?;

@@ -1,4 +1,4 @@
-//! What a guest's own kernel counts: doorbells written and interrupts taken.
+//! Events that a guest's own kernel counts: doorbells written and interrupts taken.
 //!
 //! A probe on `vp_notify` counts every write to a virtio doorbell, which under a hypervisor is an
 //! exit; one on `vp_interrupt` every interrupt that is acknowledged by reading a register, another

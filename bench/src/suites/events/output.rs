@@ -16,7 +16,7 @@ const DIGITS: i32 = 4;
 /// A run: `bench-events.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// Where it ran.
+    /// Machine that it ran on.
     pub machine: Machine,
     /// Commit that was measured.
     pub commit: String,

@@ -1,8 +1,9 @@
-//! What a pause between two empty polls adds to a request's time: the same requests to a sidecore
-//! that polls on, with `pause = "auto"` and with `"spin"`, in turns.
+//! Cost of a pause between two empty polls, added to a request's time: the same requests to a
+//! sidecore that polls on, with `pause = "auto"` and with `"spin"`, in turns.
 //!
-//! Requests come one at a time and far enough apart that the sidecore is past the rounds which it polls
-//! at full speed. Without WAITPKG both settings are the same, and rows say so: their ratio is noise.
+//! Requests come one at a time and far enough apart that the sidecore is past the rounds which it
+//! polls at full speed. Without WAITPKG both settings are the same, and rows say so: their ratio is
+//! noise.
 
 use std::hint::spin_loop;
 use std::path::Path;
@@ -26,7 +27,8 @@ const PAUSES: [&str; 2] = ["auto", "spin"];
 const ROUNDS: usize = 5;
 /// Requests of a turn: enough for a 99th percentile, 0.5 s or so.
 const REQUESTS: usize = 10_000;
-/// Between two requests: more than 64 empty rounds of a slow sidecore, less than its 10 ms to a sleep.
+/// Between two requests: more than 64 empty rounds of a slow sidecore, less than its 10 ms to a
+/// sleep.
 const REST: Duration = Duration::from_micros(20);
 
 /// A turn's median and 99th percentile, µs.

@@ -22,8 +22,8 @@ pub struct ModulesArgs {
     /// Row sizes in KiB: powers of two up to 128.
     #[arg(long, value_delimiter = ',', default_value = "1,4,16,64,128", value_parser = size)]
     sizes: Vec<u32>,
-    /// Durable rows of a load (16 to 10000), of at most 16 KiB; larger ones are fewer, those that are not
-    /// durable twice as many.
+    /// Durable rows of a load (16 to 10000), of at most 16 KiB; larger ones are fewer, those that
+    /// are not durable twice as many.
     #[arg(long, default_value_t = 160, value_parser = clap::value_parser!(u32).range(16..=10_000))]
     rows: u32,
     /// Rows of a statement or transaction that has several (2 to 1000).
@@ -32,14 +32,16 @@ pub struct ModulesArgs {
     /// Only these sides.
     #[arg(long, value_delimiter = ',', value_enum)]
     sides: Vec<Side>,
-    /// How rows are grouped: one by one, several in a statement, several statements in a transaction.
+    /// How rows are grouped: one by one, several in a statement, several statements in a
+    /// transaction.
     #[arg(long, value_delimiter = ',', value_enum, default_value = "one,rows,tx")]
     shapes: Vec<Shape>,
-    /// How many microseconds guest and host look at memory that they share before they sleep. Emulated, a guest
-    /// takes milliseconds from one row to the next.
+    /// How many microseconds guest and host look at memory that they share before they sleep.
+    /// Emulated, a guest takes milliseconds from one row to the next.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     spin_us: u32,
-    /// The guest's disks past the host's page cache (cache=none), as the store in the host cannot be.
+    /// The guest's disks past the host's page cache (cache=none), as the store in the host cannot
+    /// be.
     #[arg(long)]
     direct: bool,
     /// The plugin; its version of MariaDB stands in the file `version` beside it.

@@ -1,10 +1,11 @@
-//! What the guest's own kernel counts: exits and interrupts.
+//! Events that the guest's own kernel counts: exits and interrupts.
 //!
-//! Probes count the functions by which drivers write virtio's doorbells and acknowledge its interrupts, one
-//! access to a register each, and those by which libata drives IDE, several each ([`PROBES`], from Linux 6.1,
-//! drivers/ata/libata-sff.c; where the number varies the smallest is taken). Each access is an exit under a
-//! hypervisor. Interrupts are the kernel's own count. The console's are left out; its doorbells, the few of
-//! starting a load and of its first row are in the counts of a load without rows, which are taken off.
+//! Probes count the functions by which drivers write virtio's doorbells and acknowledge its
+//! interrupts, one access to a register each, and those by which libata drives IDE, several each
+//! ([`PROBES`], from Linux 6.1, drivers/ata/libata-sff.c; where the number varies the smallest is
+//! taken). Each access is an exit under a hypervisor. Interrupts are the kernel's own count. The
+//! console's are left out; its doorbells, the few of starting a load and of its first row are in
+//! the counts of a load without rows, which are taken off.
 
 use lab::Guest;
 use serde::{Deserialize, Serialize};
@@ -41,7 +42,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// What each of some rows took more than none.
+    /// Events of each of `rows` rows: those beyond a load with none.
     pub fn per_row(&self, empty: &Events, rows: u32) -> Events {
         let each = |all: f64, none: f64| (all - none).max(0.0) / f64::from(rows.max(1));
         Events {

@@ -1,7 +1,7 @@
 //! SQL of a load.
 //!
-//! A stored procedure inserts the rows. A row is a key that counts and bytes of which the first eight
-//! are its own and the others the load's, made from a seed: 1 KiB is 1,024 bytes of `v`.
+//! A stored procedure inserts the rows. A row is a key that counts and bytes of which the first
+//! eight are its own and the others the load's, made from a seed: 1 KiB is 1,024 bytes of `v`.
 
 use super::{Form, Shape, Side};
 
@@ -12,7 +12,7 @@ const OWN_BYTES: u32 = 8;
 /// Bytes of the load's pattern, which repeats.
 const PATTERN_BYTES: u32 = 4096;
 
-/// What the procedure says before and after.
+/// Line that the procedure prints before the load.
 pub const BEGIN: &str = "load-begins";
 /// Followed by its time.
 pub const TOOK: &str = "load-took";
@@ -21,7 +21,7 @@ pub const SUM: &str = "load-sum";
 /// Seconds between those and the load: so that the host's counters are read when nothing happens.
 pub const PAUSE_S: &str = "0.15";
 
-/// Where the host's store is reached.
+/// Address of the host's store.
 pub const HOST: &str = "vsock:2:28019";
 
 /// The name of a store in the guest, and of the folder where its disk is mounted.
@@ -34,7 +34,7 @@ pub fn inner(side: Side) -> Option<&'static str> {
     }
 }
 
-/// Where the store in the guest listens.
+/// Socket on which the store in the guest listens.
 pub fn socket(name: &str) -> String {
     format!("/run/millrace/{name}.sock")
 }
@@ -176,7 +176,7 @@ pub fn sum(side: Side, form: Form) -> String {
     )
 }
 
-/// What stands behind a word in the output of a load.
+/// Text behind a word in the output of a load.
 pub fn said<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix('\t'))
 }

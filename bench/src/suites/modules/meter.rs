@@ -1,7 +1,7 @@
 //! CPU time by component, as in the paper's figure 5: that of the guest and that of the host.
 //!
-//! Whole processes are read by their CPU clocks, which know of threads that have ended: QEMU's workers for
-//! its disks come and go.
+//! Whole processes are read by their CPU clocks, which know of threads that have ended: QEMU's
+//! workers for its disks come and go.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,8 @@ pub struct Cpu {
     pub daemon: f64,
     /// The process with the table store.
     pub module: f64,
-    /// Threads of the host's kernel that do the work of others: deferred work, the file system's journal.
+    /// Threads of the host's kernel that do the work of others: deferred work, the file system's
+    /// journal.
     pub kernel: f64,
 }
 
@@ -50,12 +51,12 @@ impl Cpu {
     }
 }
 
-/// Whose time is read.
+/// Meter of the CPU time of these processes and threads.
 #[derive(Debug)]
 pub struct Meter {
     /// QEMU.
     pub qemu: u32,
-    /// Its threads for the guest's CPUs.
+    /// Threads of QEMU for the guest's CPUs.
     pub vcpus: Vec<u32>,
     /// The daemon.
     pub daemon: u32,
@@ -94,8 +95,8 @@ impl Meter {
         (cpu, self.accounts.between(&before.machine, &after.machine).foreign)
     }
 
-    /// Begins to count the system calls of all threads but the guest's CPUs; none where the kernel does
-    /// not let us.
+    /// Begins to count the system calls of all threads but the guest's CPUs; none where the kernel
+    /// does not let us.
     pub fn calls(&self) -> Option<SystemCalls> {
         let mut threads = Vec::new();
         for pid in [self.qemu, self.daemon, self.module] {
@@ -131,7 +132,7 @@ fn process_ns(pid: u32) -> Result<u64, BenchError> {
     Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Of those threads of the host's kernel that I/O keeps busy.
+/// CPU time of those threads of the host's kernel that I/O keeps busy.
 fn kernel_ns() -> u64 {
     let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());

@@ -1,4 +1,4 @@
-//! What a run leaves behind.
+//! Output of a run: its files.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,9 @@ use crate::harness::results::Results;
 use crate::harness::svg;
 use crate::harness::table::{floor_text, number};
 
-/// Writes `bench-modules.json` (the published format), `bench-modules-rounds.json` (every load), the
-/// paper's figures and `bench-modules.html` into `folder`, making it if needed. Returns what was written.
+/// Writes `bench-modules.json` (the published format), `bench-modules-rounds.json` (every load),
+/// the paper's figures and `bench-modules.html` into `folder`, making it if needed. Returns what
+/// was written.
 pub fn write_all(
     folder: &Path,
     setup: &Setup,

@@ -176,8 +176,8 @@ mod tests {
     #[test]
     fn bars_are_as_high_as_the_improvement() {
         let svg = improvements(&setup(), &measured());
-        // IDE takes 4 times as long as the batched module: 75 %, the whole panel but what InnoDB's 50 %
-        // more, and others', goes below the line (Aria 75 %).
+        // IDE takes 4 times as long as the batched module: 75 %, the whole panel but what InnoDB's
+        // 50 % more, and others', goes below the line (Aria 75 %).
         let scale = PANEL / (0.75 + 0.75);
         let bar = format!("height=\"{:.1}\" rx=\"2\" class=\"mr-c0\"", 0.75 * scale);
         assert!(svg.contains(&bar), "{svg}");

@@ -5,9 +5,10 @@ use crate::harness::paired::{About, Goal, NONE, row};
 use crate::harness::results::{Missing, Row};
 use crate::harness::stats::Better;
 
-/// Who is compared with everybody, and who with stores in the guest only.
+/// Sides of ours. Those in `BATCHED` are compared with all peers, the other with stores in the
+/// guest only.
 const OURS: [Side; 3] = [Side::ModuleBatched, Side::ModuleRing, Side::Module];
-/// Those with a request for each statement.
+/// Sides with a request for each statement.
 const BATCHED: [Side; 2] = [Side::ModuleBatched, Side::ModuleRing];
 /// Stores in the guest.
 const STORES: [Side; 3] = [Side::Virtio, Side::Ide, Side::Disk];
@@ -23,7 +24,7 @@ const MIDDLE_BYTES: u32 = 16 << 10;
 const MIDDLE: f64 = 1.4286;
 const LARGE: f64 = 1.25;
 
-/// What a row of the results is about.
+/// Value that a row of the results is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Value {
     Insert,

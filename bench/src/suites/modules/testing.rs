@@ -23,8 +23,8 @@ pub fn setup() -> Setup {
     }
 }
 
-/// The batched module takes 2 ms for a durable row and 1 ms for another, by vsock and by memory, the others
-/// more, in their order. The first round is nonsense.
+/// The batched module takes 2 ms for a durable row and 1 ms for another, by vsock and by memory,
+/// the others more, in their order. The first round is nonsense.
 pub fn measured() -> Measured {
     let (setup, mut all) = (setup(), Measured::default());
     for round in 0..=setup.rounds {

@@ -20,13 +20,14 @@ use crate::harness::error::BenchError;
 use crate::harness::folder::Folder;
 use crate::harness::progress::Progress;
 
-/// Where memory that is shared has its file.
+/// Folder of the files of shared memory.
 const SHARED: &str = "/dev/shm";
 /// Bytes of that.
 const RING_BYTES: u64 = 16 << 20;
 /// The guest's name.
 const VM: &str = "db";
-/// The server with its default buffers, the stores of three disks, and their files in the page cache.
+/// The server with its default buffers, the stores of three disks, and their files in the page
+/// cache.
 const MEMORY_MB: u32 = 1536;
 /// Bytes of a disk besides its rows: the server's own files, the file system's journal.
 const DISK_SPARE_BYTES: u64 = 512 << 20;
@@ -42,11 +43,11 @@ const BEGIN: Duration = Duration::from_secs(300);
 const TRY: Duration = Duration::from_secs(60);
 /// Between two tries to reach a store that begins.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Of all rows.
+/// Seed of all rows.
 const SEED: u32 = 6;
 /// CPU time of a call, ms: emulated, a large batch takes long. The same in the host.
 const DEADLINE_MS: u32 = 10_000;
-/// Where the guest's daemon has its config, on the first disk with the daemon and the module.
+/// Folder of the guest's daemon's config, on the first disk with the daemon and the module.
 const INNER: &str = "/virtio/inner";
 
 /// Everything, running. It goes when this is dropped.
@@ -54,7 +55,7 @@ pub struct World {
     guest: Guest,
     _daemon: Daemon,
     meter: Meter,
-    /// What a load without rows counts.
+    /// Events that a load without rows counts.
     empty: RefCell<HashMap<(Side, bool), Events>>,
     /// Checksums of all that was inserted, by rows and bytes of each.
     sums: RefCell<HashMap<(u32, u32), String>>,
@@ -222,7 +223,7 @@ fn first_table(guest: &Guest, side: Side) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// What all disks and stores of a run may hold.
+/// Bytes that all disks and stores of a run may hold.
 fn kept_bytes(setup: &Setup) -> u64 {
     let bytes = |cell: &Cell| u64::from(cell.rows(setup) + 1) * u64::from(cell.size_bytes);
     let round: u64 = setup.cells().iter().map(bytes).sum();

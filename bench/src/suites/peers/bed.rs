@@ -19,7 +19,7 @@ const HUGE_PAGES: u64 = 512;
 /// Bytes of each disk's file: many times what a read-ahead or a device's cache holds.
 const DISK_LEN_BYTES: u64 = 512 << 20;
 
-/// What was asked for.
+/// Setup of a run.
 #[derive(Debug)]
 pub struct Setup {
     /// Cases to run.
@@ -31,19 +31,19 @@ pub struct Setup {
     /// CPUs of back end and front end; exchanged for device-bound loads if the disk interrupts the
     /// latter.
     pub cpus: (usize, usize),
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: PathBuf,
-    /// Which front end.
+    /// Kind of the front end.
     pub kind: Kind,
-    /// Its program: for virtio-user this one, which drives testpmd.
+    /// Program of the front end: for virtio-user this one, which drives testpmd.
     pub front: PathBuf,
-    /// Where the results and, meanwhile, the disk's file are.
+    /// Folder of the results and, meanwhile, the disk's file.
     pub out: PathBuf,
     /// Use huge pages if the machine has them.
     pub hugepages: bool,
 }
 
-/// Where back ends run.
+/// Test bed in which back ends run.
 pub struct Bed {
     /// The CPUs as they were asked for: back end, front end.
     cpus: (usize, usize),
@@ -53,19 +53,19 @@ pub struct Bed {
     pub back_cpu: usize,
     /// CPU of the front end.
     pub front_cpu: usize,
-    /// Which front end.
+    /// Kind of the front end.
     pub kind: Kind,
-    /// Its program.
+    /// Program of the front end.
     pub front: PathBuf,
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: PathBuf,
     /// Whether front end and back ends use huge pages.
     pub hugepages: bool,
-    /// A file on tmpfs and one on the disk; empty paths when no case needs them.
+    /// File on tmpfs; an empty path when no case needs it.
     pub tmpfs_file: PathBuf,
-    /// See `tmpfs_file`.
+    /// File on the disk; an empty path when no case needs it.
     pub disk_file: PathBuf,
-    /// qcow2 images; none when no case needs them.
+    /// Images in qcow2 format; none when no case needs them.
     images: Option<images::Images>,
     /// Network devices live in there.
     pub net: Option<NetLab>,
@@ -171,7 +171,7 @@ impl Bed {
         Ok(folder)
     }
 
-    /// What the report tells of the set-up.
+    /// Sentences about the set-up, for the report.
     pub fn setup_text(&self) -> Vec<String> {
         let memory = match self.hugepages {
             true => "huge pages of 2 MiB for the front end’s rings and buffers and for DPDK",

@@ -1,4 +1,4 @@
-//! What is measured: loads, the values read from them, and the floors they must reach.
+//! Cases: loads, the values read from them, and the floors they must reach.
 
 use crate::harness::stats::Better;
 
@@ -16,7 +16,7 @@ pub enum Ring {
 }
 
 impl Ring {
-    /// As the front end's `--ring` and in case names.
+    /// Name of the ring, as the front end's `--ring` and in case names.
     pub fn name(self) -> &'static str {
         match self {
             Ring::Split => "split",
@@ -26,7 +26,7 @@ impl Ring {
     }
 }
 
-/// What a disk stands on.
+/// Medium that a disk stands on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
     /// Nothing: requests are answered, data is nobody's.
@@ -37,7 +37,7 @@ pub enum Medium {
     Disk,
 }
 
-/// What a qcow2 image holds when a load begins; it is on tmpfs, and goes through the page cache.
+/// Content of a qcow2 image when a load begins; it is on tmpfs, and goes through the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Image {
     /// Data in every cluster.
@@ -48,16 +48,16 @@ pub enum Image {
     Backed,
 }
 
-/// What a disk's requests do.
+/// Kind of a disk's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// They read.
+    /// Reads.
     Read,
-    /// They write.
+    /// Writes.
     Write,
 }
 
-/// What the front end does.
+/// Load of the front end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
     /// Frames of so many bytes from one port to the other, as many as go.
@@ -67,19 +67,19 @@ pub enum Load {
     },
     /// One frame there and back, over and over.
     RoundTrip {
-        /// As above.
+        /// Length from the Ethernet header to the last byte.
         frame_bytes: u32,
     },
     /// Random reads of 4 KiB.
     Read {
-        /// What from.
+        /// Medium of the disk.
         medium: Medium,
         /// Requests under way.
         depth: u32,
     },
     /// Reads or writes of an image: 1 MiB at a time from its beginning to its end, less at random.
     Qcow2 {
-        /// Which.
+        /// Content of the image.
         image: Image,
         /// Reads or writes.
         op: Op,
@@ -97,7 +97,7 @@ pub struct Case {
     pub group: &'static str,
     /// Ring format.
     pub ring: Ring,
-    /// What is done.
+    /// Load of the case.
     pub load: Load,
 }
 
@@ -176,7 +176,7 @@ pub struct Metric {
     pub suffix: &'static str,
     /// Unit of the value.
     pub unit: &'static str,
-    /// Which direction is good.
+    /// Direction in which values are good.
     pub better: Better,
     /// Takes it from what the front end said.
     pub of: fn(&Reading) -> Option<f64>,
@@ -218,7 +218,7 @@ impl Case {
         }
     }
 
-    /// What is read from each load.
+    /// Metrics that are read from each load.
     pub fn metrics(&self) -> &'static [Metric] {
         match self.load {
             Load::Flood { frame_bytes: LARGE_FRAME_BYTES } => &[GBITS],
@@ -235,7 +235,7 @@ impl Case {
         !matches!(self.load, Load::Read { .. } | Load::Qcow2 { .. })
     }
 
-    /// What its raw disk stands on; none for the network, and for images.
+    /// Medium of its raw disk; none for the network, and for images.
     pub fn medium(&self) -> Option<Medium> {
         match self.load {
             Load::Read { medium, .. } => Some(medium),
@@ -243,7 +243,7 @@ impl Case {
         }
     }
 
-    /// What its qcow2 image holds; none where there is no image.
+    /// Content of its qcow2 image; none where there is no image.
     pub fn image(&self) -> Option<Image> {
         match self.load {
             Load::Qcow2 { image, .. } => Some(image),
@@ -261,8 +261,8 @@ impl Case {
         matches!(self.load, Load::Qcow2 { op: Op::Write, .. })
     }
 
-    /// Bytes of a stretch of the disk that may be asked for once, and then never again: where a cluster
-    /// that is written is another case's from then on. Such a load ends by itself.
+    /// Bytes of a stretch of the disk that may be asked for once, and then never again: where a
+    /// cluster that is written is another case's from then on. Such a load ends by itself.
     pub fn once_per_bytes(&self) -> Option<u32> {
         match self.load {
             Load::Qcow2 { image: Image::Empty | Image::Backed, block_bytes, .. } => {
@@ -310,7 +310,7 @@ impl Case {
     }
 }
 
-/// What a row must reach, and where it should go.
+/// Goal of a row: what it must reach, and where it should go.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Goal {
     /// Smallest ratio that is good enough; none where only the aim counts.
@@ -319,7 +319,7 @@ pub struct Goal {
     pub aim: Option<f64>,
 }
 
-/// Our own daemon with a raw disk: the peer that tells what the format costs.
+/// Name of Millrace's daemon with a raw disk: the peer that tells what the format costs.
 pub const OURS_RAW: &str = "ours-raw";
 
 /// The goal of a case's value against one peer. The back ends that are measured without vhost-user
@@ -353,7 +353,7 @@ pub fn goal(case: &Case, metric: &Metric, peer: &str, reference: bool) -> Goal {
     Goal { floor, aim: (!reference).then(|| floor.unwrap_or(1.0).max(1.0)) }
 }
 
-/// Of an image's rate. Backing files are there to be known, not judged.
+/// Goal of an image's rate. Backing files are there to be known, not judged.
 fn image_goal(image: Image, peer: &str) -> Goal {
     let qsd = peer.starts_with("qsd");
     let (floor, aim) = match image {

@@ -54,7 +54,8 @@ pub struct PeersArgs {
     /// The daemon; beside this program when left out.
     #[arg(long)]
     millrace: Option<PathBuf>,
-    /// Who drives the rings; virtio-user (DPDK) knows frames up to 1,500 bytes, one direction.
+    /// Front end that drives the rings; virtio-user (DPDK) knows frames up to 1,500 bytes, one
+    /// direction.
     #[arg(long, value_enum, default_value_t = Kind::Ours)]
     front: Kind,
     /// The program of our front end; beside this program when left out.

@@ -29,7 +29,7 @@ const READ_SHORT_EVERY: Duration = Duration::from_millis(10);
 /// One load as measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measure {
-    /// What the front end said.
+    /// Reading of the front end.
     pub reading: Reading,
     /// The back end's CPU meanwhile; none where it could not be read.
     pub usage: Option<Usage>,
@@ -175,7 +175,7 @@ impl Reads {
         if last.at() == first.at() { None } else { last.since(first) }
     }
 
-    /// Of the same time; none when it was too short to be read twice.
+    /// Part of the same time that was stolen; none when it was too short to be read twice.
     fn stolen(&self, length: Duration) -> f64 {
         let Some(last) = self.steal.last() else { return 0.0 };
         let first = self.steal.iter().find(|s| last.at().duration_since(s.at()) <= length);

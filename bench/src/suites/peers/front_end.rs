@@ -3,7 +3,7 @@
 use super::case::{Case, Load};
 use super::virtio_user;
 
-/// Which front end.
+/// Kind of front end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// `bench/frontend`: all cases.
@@ -13,7 +13,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As `--front` and in results.
+    /// Name of the front end, as `--front` and in results.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Ours => "ours",
@@ -26,7 +26,7 @@ impl Kind {
         (self != Kind::Ours).then(|| self.name().into())
     }
 
-    /// What a case asks of it that it cannot do; none when it can.
+    /// Reason why it cannot do what a case asks of it; none when it can.
     pub fn refuses(self, case: &Case) -> Option<&'static str> {
         match (self, case.load) {
             (Kind::Ours, _) => None,

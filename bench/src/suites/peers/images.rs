@@ -1,5 +1,5 @@
-//! qcow2 images for the cases that have one, in memory: the same content for everybody, fresh for each
-//! load that writes.
+//! Images in qcow2 format for the cases that have one, in memory: the same content for everybody,
+//! fresh for each load that writes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,13 +13,13 @@ use crate::harness::process;
 /// Bytes of each disk: what the front end uses of one at most, 16,384 clusters.
 pub const LEN_BYTES: u64 = 1 << 30;
 
-/// What images are made of. Holds up to three times their length.
+/// Folder with the source files of images. Holds up to three times their length.
 pub struct Images {
     folder: Folder,
     /// Random bytes: the backing file.
     base: PathBuf,
-    /// The same as a qcow2 image, each cluster with data, in order. It is the raw disk, too, byte by
-    /// byte: of two files of one content one may be a fifth slower, by where its pages are.
+    /// The same as a qcow2 image, each cluster with data, in order. It is the raw disk, too, byte
+    /// by byte: of two files of one content one may be a fifth slower, by where its pages are.
     mapped: PathBuf,
     len_bytes: u64,
 }
@@ -27,9 +27,9 @@ pub struct Images {
 /// The disk of one load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// Its file.
+    /// File of the image.
     pub path: PathBuf,
-    /// Its raw backing file, in the same folder.
+    /// Raw backing file of the image, in the same folder.
     pub base: Option<PathBuf>,
 }
 

@@ -1,10 +1,10 @@
-//! Which CPU a disk interrupts.
+//! CPU that a disk interrupts.
 //!
 //! A device with one queue interrupts one CPU, whoever asked it. If that is the front end's, the
 //! front end waits while completions of the back end's requests are taken, and a reference without
-//! front end has a second core that works for it. NVMe disks have a queue for each CPU and interrupt
-//! the one that asked: the back end's. So it is here, too: device-bound loads run with the back end
-//! on the CPU that the disk interrupts.
+//! front end has a second core that works for it. NVMe disks have a queue for each CPU and
+//! interrupt the one that asked: the back end's. So it is here, too: device-bound loads run with
+//! the back end on the CPU that the disk interrupts.
 
 use std::fs::File;
 use std::io;

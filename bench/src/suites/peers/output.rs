@@ -1,4 +1,4 @@
-//! What a comparison leaves behind.
+//! Output of a comparison: its files.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -21,13 +21,13 @@ use super::rows;
 
 /// Everything that there is to say of a run.
 pub struct Outcome {
-    /// Which front end.
+    /// Kind of the front end.
     pub front: Kind,
     /// In the published format.
     pub results: Results,
     /// Every round.
     pub runs: Vec<CaseRuns>,
-    /// What failed, a sentence each.
+    /// Failures, a sentence each.
     pub failed: Vec<String>,
 }
 

@@ -52,7 +52,7 @@ pub struct Program {
     pub command: Command,
     /// Takes the result from what it printed.
     pub parse: fn(&str) -> Option<Reading>,
-    /// It ends when all is done, not when the time is over.
+    /// Ends when all is done, not when the time is over.
     pub ends_by_itself: bool,
 }
 

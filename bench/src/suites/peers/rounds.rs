@@ -32,7 +32,7 @@ const DIGITS: i32 = 5;
 pub struct Sample {
     /// Name of the back end.
     pub back_end: String,
-    /// What the front end said.
+    /// Reading of the front end.
     pub reading: Reading,
     /// CPU of the back end's processes, microseconds per operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +72,7 @@ pub struct Failure {
     pub why: String,
 }
 
-/// Who took part in a case.
+/// Back end's part in a case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// Name of the back end.
@@ -87,7 +87,7 @@ pub struct Part {
 /// Everything measured for a case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseRuns {
-    /// Its name.
+    /// Name of the case.
     pub case: String,
     /// Back ends that the case concerns, ours first.
     pub parts: Vec<Part>,
@@ -124,7 +124,7 @@ pub fn compare(
     all
 }
 
-/// Who can take part in a case.
+/// Back ends that can take part in a case.
 fn parts(case: &Case, back_ends: &[&dyn Backend]) -> Vec<Part> {
     let part = |b: &&dyn Backend| {
         let installed = b.needs().starts_with('/') && std::path::Path::new(b.needs()).is_file()
@@ -181,8 +181,8 @@ fn run_case(
     runs
 }
 
-/// Runs a load, and again when the hypervisor cut into it. That alone is the reason, whoever ran and
-/// whatever came out: a choice by results would be no measurement. The last one stands.
+/// Runs a load, and again when the hypervisor cut into it. That alone is the reason, whoever ran
+/// and whatever came out: a choice by results would be no measurement. The last one stands.
 fn uncut(
     load: Once,
     back_end: &dyn Backend,
@@ -201,9 +201,10 @@ fn uncut(
     }
 }
 
-/// Who of `count` runs in a turn of a round. The first moves on by one each round; after each lap the
-/// direction changes, so that nobody always comes after the same one: what a load leaves behind (a
-/// warm CPU, a disk's spent credit) is left to each of both neighbours.
+/// Index of the one of `count` that runs in a turn of a round. The first moves on by one each
+/// round; after each lap the direction changes, so that nobody always comes after the same one:
+/// what a load leaves behind (a warm CPU, a disk's spent credit) is left to each of both
+/// neighbours.
 fn place(round: usize, turn: usize, count: usize) -> usize {
     let is_back = (round / count) % 2 == 1;
     let step = if is_back { count - turn } else { turn };

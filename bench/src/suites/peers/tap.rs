@@ -28,7 +28,7 @@ const LOST: Duration = Duration::from_millis(100);
 /// Time for a bridge to forward: the kernel tells it of new links once a second.
 const FORWARDS: Duration = Duration::from_secs(5);
 
-/// What to do.
+/// Setup of a load on TAP devices.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Names of the two devices.
@@ -43,7 +43,7 @@ pub struct Setup {
     pub length: Duration,
 }
 
-/// As many frames as go from the first device to the second, a thread at each end.
+/// Floods: as many frames as go from the first device to the second, a thread at each end.
 pub fn flood(setup: &Setup) -> io::Result<Reading> {
     let (mut a, mut b) = open_both(setup)?;
     let frame = frame(setup.frame_bytes, MACS[0], MACS[1]);

@@ -16,9 +16,9 @@ use crate::harness::process::{Process, launch};
 pub struct Trial<'a> {
     /// Place where it runs.
     pub bed: &'a Bed,
-    /// Its case.
+    /// Case of the trial.
     pub case: &'a Case,
-    /// Its length.
+    /// Length of the trial.
     pub window: Window,
     /// Folder for sockets and logs of this trial alone.
     pub folder: &'a Path,
@@ -57,15 +57,15 @@ impl Trial<'_> {
 
 /// A back end that has been started for one load, and that load.
 pub struct Running {
-    /// Its processes; killed when dropped.
+    /// Processes of the back end; killed when dropped.
     pub processes: Vec<Process>,
-    /// What puts the load on it.
+    /// Program that puts the load on it.
     pub load: Program,
 }
 
 /// One implementation in one configuration.
 pub trait Backend {
-    /// Its name in results.
+    /// Name of the back end in results.
     fn name(&self) -> &'static str;
 
     /// Whether it is measured without vhost-user, for orientation.
@@ -76,8 +76,8 @@ pub trait Backend {
     /// The program that it needs and this machine may not have.
     fn needs(&self) -> &'static str;
 
-    /// What a case asks of it that it cannot do; none when it can. `Some("")` where the case is
-    /// none of its business at all.
+    /// Reason why it cannot do what a case asks of it; none when it can. `Some("")` where the case
+    /// is none of its business at all.
     fn refuses(&self, case: &Case) -> Option<&'static str>;
 
     /// Starts it for a trial and returns when it is ready for the load.

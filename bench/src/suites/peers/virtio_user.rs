@@ -53,7 +53,7 @@ const BUFFERS: &str = "4096";
 /// Taken before it connects: Open vSwitch, once connected, takes all huge pages that there are, and
 /// gives some back. Ten for the buffers; rings and tables take a few more.
 const MEMORY_MIB: &str = "64";
-/// What testpmd prints when it waits for a command.
+/// Prompt of testpmd when it waits for a command.
 const PROMPT: &str = "testpmd>";
 /// Time for a back end to forward after it was connected: Open vSwitch takes a second, to make its
 /// buffers.
@@ -61,7 +61,7 @@ const OPEN: Duration = Duration::from_secs(8);
 /// Time for frames under way to arrive: a back end needs some 100 µs for all of them.
 const DRAIN: Duration = Duration::from_millis(20);
 
-/// What is asked of it.
+/// Setup of a load by testpmd.
 #[derive(Debug)]
 pub struct Setup {
     /// Sockets of the two ports.
@@ -70,7 +70,7 @@ pub struct Setup {
     pub ring: Ring,
     /// Length from the Ethernet header to the last byte.
     pub frame_bytes: u32,
-    /// Where both of its threads run; the one that reads commands sleeps meanwhile.
+    /// CPU of both of its threads; the one that reads commands sleeps meanwhile.
     pub cpu: usize,
     /// Memory in huge pages.
     pub hugepages: bool,
@@ -124,7 +124,7 @@ fn lost(before: &[Counters; 2], after: &[Counters; 2]) -> Result<u64, BenchError
     Ok(lost)
 }
 
-/// What testpmd says of a port.
+/// Counters that testpmd prints of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Counters {
     sent: u64,
@@ -149,7 +149,7 @@ fn counters_of(text: &str, port: usize) -> Option<Counters> {
     })
 }
 
-/// Its words for rings, memory and frames.
+/// Arguments of testpmd for rings, memory and frames.
 fn arguments(setup: &Setup) -> Vec<String> {
     // Both threads are on one CPU: the one that forwards is the only one that runs for long.
     let mut args = vec![format!("--lcores=0@{cpu},1@{cpu}", cpu = setup.cpu)];
@@ -181,7 +181,7 @@ fn arguments(setup: &Setup) -> Vec<String> {
     args
 }
 
-/// testpmd at its prompt.
+/// Process of testpmd, at its prompt.
 struct Testpmd {
     child: Child,
     stdin: ChildStdin,
@@ -210,7 +210,7 @@ impl Testpmd {
         Ok(testpmd)
     }
 
-    /// What it prints for a command.
+    /// Sends a command, and reads what testpmd prints for it.
     fn ask(&mut self, command: &str) -> Result<String, BenchError> {
         let sent = writeln!(self.stdin, "{command}");
         sent.map_err(|e| BenchError::lab(format!("tell testpmd: {command}"), e))?;

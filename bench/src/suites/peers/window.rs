@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::case::Case;
 
-/// Time for either part of a load that ends by itself. One that takes longer is measured as far as it came.
+/// Time for either part of a load that ends by itself. One that takes longer is measured as far as
+/// it came.
 const LONGEST_ONCE: Duration = Duration::from_secs(5);
 
 /// How long a load runs.

@@ -44,7 +44,8 @@ pub struct PipesArgs {
     /// Keep-alive connections to a web server.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
     connections: u64,
-    /// Smallest file in KiB that the shim pipes (MILLRACE_MIN_BYTES); the shim's default when left out.
+    /// Smallest file in KiB that the shim pipes (MILLRACE_MIN_BYTES); the shim's default when left
+    /// out.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     min_kib: Option<u64>,
     /// CPU of all VMs, and CPU of the daemon and the client.

@@ -30,7 +30,7 @@ pub struct Transfer {
     pub took: Duration,
     /// CPU time of the client.
     pub client_ns: u64,
-    /// Of the file's bytes, if asked for.
+    /// Hash of the file's bytes, if asked for.
     pub hash: Option<u64>,
 }
 

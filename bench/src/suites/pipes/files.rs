@@ -31,7 +31,7 @@ pub struct Files<'a> {
     setup: &'a Setup,
     open: HashMap<Mode, (Connection, u16)>,
     next_port: u16,
-    /// Of the file's bytes; all modes in the guest must bring the same.
+    /// Hash of the file's bytes; all modes in the guest must bring the same.
     hash: Option<u64>,
 }
 
@@ -102,7 +102,7 @@ impl<'a> Files<'a> {
         Err(BenchError::lab(e.to_string(), format!("the server said {said:?}")))
     }
 
-    /// As many transfers as the load's time takes.
+    /// Makes as many transfers as the load's time takes.
     fn transfers(
         &mut self,
         round: u32,
@@ -161,7 +161,8 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    /// Who brings other bytes than the first one is not worth measuring.
+    /// Compares the bytes with those of the first mode: one that brings others is not worth
+    /// measuring.
     fn compare(&mut self, mode: Mode, hash: Option<u64>) -> Result<(), BenchError> {
         let (Some(hash), true) = (hash, mode != Mode::HostSendfile) else { return Ok(()) };
         if *self.hash.get_or_insert(hash) == hash {
@@ -171,7 +172,7 @@ impl<'a> Files<'a> {
     }
 }
 
-/// What a server in the guest says.
+/// Path of the log of a server in the guest.
 fn log(port: u16) -> String {
     format!("/tmp/mrpipe.{port}")
 }

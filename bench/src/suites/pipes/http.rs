@@ -21,7 +21,7 @@ pub struct Clients {
     size_bytes: u64,
 }
 
-/// What they saw.
+/// Answers that the clients saw.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Answer {
     /// Whole answers.

@@ -1,8 +1,8 @@
 //! CPU time by component, as in the paper's figure 4b.
 //!
 //! Threads are read one by one from `/proc` and told apart by process and name. A thread that began
-//! meanwhile counts from zero; one that ended meanwhile is left out: the daemon's and QEMU's workers for
-//! slow disk requests come and go, and do little.
+//! meanwhile counts from zero; one that ended meanwhile is left out: the daemon's and QEMU's
+//! workers for slow disk requests come and go, and do little.
 
 use std::collections::BTreeMap;
 
@@ -49,13 +49,13 @@ impl Cpu {
         [self.vcpu, self.qemu, self.sidecore, self.pool, self.daemon, self.kernel]
     }
 
-    /// What sending costs: everything but the client.
+    /// CPU time of sending: everything but the client.
     pub fn total(&self) -> f64 {
         self.parts().iter().sum()
     }
 }
 
-/// Which part of [`Cpu`] a thread belongs to.
+/// Part of [`Cpu`] that a thread belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Vcpu,
@@ -66,12 +66,12 @@ enum Part {
     Kernel,
 }
 
-/// Whose threads are read.
+/// Meter of the CPU time of these processes and threads.
 #[derive(Debug)]
 pub struct Meter {
     /// The server's QEMU.
     pub qemu: u32,
-    /// Its threads for vCPUs.
+    /// Threads of QEMU for vCPUs.
     pub vcpus: Vec<u32>,
     /// The daemon.
     pub daemon: u32,
@@ -96,7 +96,7 @@ pub struct Sum {
     parts: [f64; 6],
     client: f64,
     machine: f64,
-    /// Of all of the machine, times the time.
+    /// Part of the machine that strangers used, times the time.
     foreign: f64,
     wall: f64,
 }

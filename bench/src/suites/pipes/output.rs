@@ -1,4 +1,4 @@
-//! What a run leaves behind.
+//! Output of a run: its files.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use crate::harness::svg;
 use crate::harness::table::{floor_text, number, size_text};
 
 /// Writes `bench-pipes.json` (the published format), `bench-pipes-rounds.json` (every load), the
-/// paper's figures and `bench-pipes.html` into `folder`, making it if needed. Returns what was written.
+/// paper's figures and `bench-pipes.html` into `folder`, making it if needed. Returns what was
+/// written.
 pub fn write_all(
     folder: &Path,
     setup: &Setup,
@@ -108,7 +109,8 @@ fn components(setup: &Setup, measured: &Measured) -> String {
     out
 }
 
-/// Floors missed, loads that failed or were disturbed, and how much of the servers' bytes were piped.
+/// Floors missed, loads that failed or were disturbed, and how much of the servers' bytes were
+/// piped.
 pub fn losses(results: &Results, measured: &Measured) -> Vec<String> {
     let missed = results.rows.iter().filter(|r| r.missed()).map(|r| {
         let floor = floor_text(r.target.unwrap_or_default());

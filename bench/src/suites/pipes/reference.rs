@@ -12,9 +12,9 @@ use lab::NetLab;
 use crate::harness::error::BenchError;
 use crate::harness::host::Thread;
 
-/// Where it listens.
+/// Address that the reference listens on.
 pub const ADDRESS: &str = "10.0.0.253";
-/// Its port.
+/// Port that the reference listens on.
 pub const PORT: u16 = 7000;
 
 /// Joins a new namespace with the bridge of another, by a veth pair.

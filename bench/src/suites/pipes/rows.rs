@@ -9,12 +9,12 @@ use crate::harness::table::size_text;
 
 /// Floor and aim where three neighbours are busy.
 const SHARED: Goal = Goal { target: Some(3.0), aim: Some(4.0) };
-/// Where the VM has its CPU for itself: no slower.
+/// Floor where the VM has its CPU for itself: no slower.
 const ALONE: Goal = Goal { target: Some(1.0), aim: None };
 /// The same of a server. Below the shim's threshold both do the same, and rounds of the same server
 /// differ by a few hundredths: within 5 % is no slower.
 const SERVER_ALONE: Goal = Goal { target: Some(0.95), aim: Some(1.0) };
-/// Of the reference: within 10 % of it.
+/// Aim of the comparison with the reference: within 10 % of it.
 const REFERENCE: Goal = Goal { target: None, aim: Some(0.9) };
 /// CPU time: 40 % less, better half.
 const CPU: Goal = Goal { target: Some(1.6667), aim: Some(2.0) };

@@ -17,7 +17,7 @@ use crate::harness::table::size_text;
 
 /// Counter of the daemon.
 const MOVED: &str = "millrace_pipe_moved_bytes_total";
-/// Where no neighbour is busy and files are not larger than this, the sides hardly differ.
+/// Largest file with which the sides hardly differ where no neighbour is busy.
 const PAIRED_BYTES: u64 = 4 << 20;
 /// Pairs of processes in such a round: an even number, so that each side has each port as often.
 const PAIRS: u32 = 4;
@@ -27,11 +27,12 @@ const TURNS: u32 = 16;
 const TURN_PART: u32 = 16;
 /// After a turn: for what the guest has to do behind the last byte.
 const TURN_TAIL: Duration = Duration::from_millis(5);
-/// So long a part of what is measured a new process serves before: an emulated CPU translates its code first.
+/// Part of the measured time that a new process serves before, as a divisor: an emulated CPU
+/// translates its code first.
 const WARM_PART: u32 = 2;
 
 impl Server {
-    /// Its two ports, which the sides take by turns.
+    /// Port of the server: one of two, which the sides take by turns.
     fn port(self, second: bool) -> u16 {
         let first = match self {
             Server::Nginx => 8080,
@@ -40,8 +41,8 @@ impl Server {
         first + u16::from(second)
     }
 
-    /// Its settings. Both serve with `sendfile`, write no log and let connections live; nginx's limit
-    /// of 2 MiB a call is off, with the shim and without.
+    /// Settings of the server. Both serve with `sendfile`, write no log and let connections live;
+    /// nginx's limit of 2 MiB a call is off, with the shim and without.
     fn settings(self, port: u16) -> String {
         match self {
             Server::Nginx => format!(
@@ -102,7 +103,7 @@ impl Server {
 pub struct Servers<'a> {
     world: &'a World,
     setup: &'a Setup,
-    /// Those that start, with the shim or without.
+    /// Servers that start, with the shim or without.
     working: HashSet<(Server, bool)>,
 }
 
@@ -133,10 +134,10 @@ pub fn start<'a>(
     Ok(Servers { world, setup, working })
 }
 
-/// Ends it, and starts it once more, with the shim or without, on its second port or its first; returns where
-/// it listens. Where a program lies in memory changes an emulated CPU's speed: it would be the same in all
-/// rounds, and taken for a difference of the sides. So would be what a port's number does to a kernel's hash
-/// tables.
+/// Ends it, and starts it once more, with the shim or without, on its second port or its first;
+/// returns where it listens. Where a program lies in memory changes an emulated CPU's speed: it
+/// would be the same in all rounds, and taken for a difference of the sides. So would be what a
+/// port's number does to a kernel's hash tables.
 fn begin_again(
     world: &World,
     setup: &Setup,
@@ -239,9 +240,10 @@ impl Servers<'_> {
         loads
     }
 
-    /// Both sides at once, by short turns. Where they hardly differ, this machine's speed differs more, from
-    /// one moment to the next (who shares its caches changes it by a quarter), and so does where a program
-    /// lies in memory: turns share the moment, and each pair of processes has places of its own.
+    /// Both sides at once, by short turns. Where they hardly differ, this machine's speed differs
+    /// more, from one moment to the next (who shares its caches changes it by a quarter), and so
+    /// does where a program lies in memory: turns share the moment, and each pair of processes has
+    /// places of its own.
     fn pairs(&self, round: u32, server: Server, size_bytes: u64) -> Result<[Load; 2], BenchError> {
         let (world, setup) = (self.world, self.setup);
         let mut loads = [Load::default(), Load::default()];
@@ -304,14 +306,14 @@ fn is_swapped(round: u32, pair: u32) -> bool {
     (round + pair) % 2 == 1
 }
 
-/// What turns add up to.
+/// Sum of turns.
 #[derive(Debug, Default)]
 struct Load {
     requests: u64,
     took: Duration,
     /// Bytes that pipes moved.
     moved: f64,
-    /// Of all turns.
+    /// Stolen time of all turns.
     stolen: f64,
     sum: Sum,
 }

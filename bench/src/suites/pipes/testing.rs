@@ -41,8 +41,8 @@ fn sample(mb_per_s: f64, cpu: f64) -> Sample {
     Sample { mb_per_s, cpu, stolen: 0.0, foreign: 0.0 }
 }
 
-/// Pipes bring 800 MB/s whatever happens and take a quarter of the CPU time; the others as much with
-/// no neighbour, and their share with some. The first round is nonsense.
+/// Pipes bring 800 MB/s whatever happens and take a quarter of the CPU time; the others as much
+/// with no neighbour, and their share with some. The first round is nonsense.
 pub fn measured() -> Measured {
     let (setup, mut all) = (setup(), Measured::default());
     for round in 0..=setup.rounds {

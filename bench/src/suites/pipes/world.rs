@@ -19,16 +19,16 @@ use crate::harness::progress::Progress;
 
 /// The server VM's name; it is in the daemon's counters.
 const VM: &str = "srv";
-/// Where its agent writes what it says.
+/// File in which the agent writes its log.
 const AGENT_LOG: &str = "/tmp/agent.log";
-/// Its address.
+/// Address of the server VM.
 pub const SERVER: &str = "10.0.0.1";
 /// The client's.
 const CLIENT: &str = "10.0.0.254";
 /// Bytes of the disk besides its files: the file system's own.
 const DISK_SPARE_BYTES: u64 = 64 << 20;
-/// Memory of the server besides its files, which its page cache is to hold. Web servers with all that
-/// they need are in it too.
+/// Memory of the server besides its files, which its page cache is to hold. Web servers with all
+/// that they need are in it too.
 const MEMORY_MB: u64 = 384;
 /// Time for a guest to boot: up to four share a CPU.
 const BOOT: Duration = Duration::from_secs(180);
@@ -43,7 +43,7 @@ pub struct World {
     neighbours: Vec<Guest>,
     busy: Cell<usize>,
     daemon: Daemon,
-    /// Where the reference lives.
+    /// Address of the reference, and its thread.
     reference: (SocketAddr, Thread),
     lab: Lab,
     client_cpu: usize,
@@ -146,12 +146,12 @@ impl World {
         Ok(())
     }
 
-    /// Where clients live.
+    /// Network in which clients live.
     pub fn net(&self) -> &NetLab {
         self.lab.net()
     }
 
-    /// Where the reference listens.
+    /// Address on which the reference listens.
     pub fn reference(&self) -> SocketAddr {
         self.reference.0
     }
@@ -172,7 +172,7 @@ impl World {
         sum.map_err(|e| BenchError::lab(format!("read {name}"), e))
     }
 
-    /// Who is to be measured.
+    /// Meter of the processes and threads to be measured.
     pub fn meter(&self) -> Meter {
         let (qemu, daemon) = (self.server.pid(), self.daemon.pid());
         let other = self.neighbours.iter().map(Guest::pid).collect();

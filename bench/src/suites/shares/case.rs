@@ -9,36 +9,37 @@ use super::{Finding, Trace};
 
 /// Before anything counts: longer than a ceiling's burst.
 const WARM_UP_MS: u64 = 300;
-/// Before anything counts beside attackers: what a VM may have done at once is used up after 4 to 6 s.
+/// Before anything counts beside attackers: what a VM may have done at once is used up after 4
+/// to 6 s.
 const ATTACK_WARM_UP_MS: u64 = 7000;
 /// Shares and rates are taken over so long.
 const MEASURED_MS: u64 = 1000;
-/// When the newcomer comes, and how long it may take until it has its share.
+/// When the newcomer comes.
 const NEWCOMER_MS: u64 = 500;
-/// See `NEWCOMER_MS`.
+/// Longest time until the newcomer has its share.
 const NEWCOMER_LIMIT_MS: f64 = 100.0;
-/// Its share is looked at over so many windows, and has to be so large a part of what is due.
+/// Number of windows over which the newcomer's share is looked at.
 const SLIDING: usize = 2;
-/// See `SLIDING`.
+/// Part of what is due that the newcomer's share has to reach.
 const NEARLY: f64 = 0.9;
 /// Windows of a victim's latency.
 const LATENCY_WINDOWS: usize = 9;
-/// A victim's tail may move by so much of itself, or by so many microseconds.
+/// Factor by which a victim's tail may grow, unless `TAIL_US` allows more.
 const TAIL_SHARE: f64 = 1.2;
-/// See `TAIL_SHARE`.
+/// Microseconds by which a victim's tail may grow, whatever its size.
 const TAIL_US: f64 = 50.0;
-/// Frames of a usual MTU, and the smallest.
+/// Length of frames of a usual MTU.
 const FRAME_BYTES: usize = 1500;
-/// See `FRAME_BYTES`.
+/// Length of the smallest frames.
 const SMALL_BYTES: usize = 64;
 /// Requests of a disk that saturates.
 const DEPTH: usize = 32;
-/// Ceiling and floor in bytes per second, far below what a core moves, and of requests.
+/// Ceiling and floor in bytes per second, far below what a core moves.
 const RATE: f64 = (200u64 << 20) as f64;
-/// See `RATE`.
+/// Ceiling and floor of requests per second.
 const OPS: f64 = 50_000.0;
 
-/// What saturates.
+/// Medium that saturates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
     /// Network ports.
@@ -60,23 +61,23 @@ pub enum Case {
     Alone(Medium),
     /// One VM at work beside one whose front ends attack, against the same one beside an idle one.
     Attacked(Medium),
-    /// Who waits for answers, beside a neighbour.
+    /// VM that waits for answers, beside a neighbour.
     Victim(Medium, Behaviour),
     /// Limits of a VM.
     Ceiling,
-    /// What a VM of small weight has in any case.
+    /// Share that a VM of small weight has in any case.
     Floor,
 }
 
 /// How a row reads.
 pub struct Question {
-    /// Of both values.
+    /// Unit of both values.
     pub unit: &'static str,
-    /// What stands on the other side.
+    /// Name of the value on the other side.
     pub due: &'static str,
-    /// Which direction is good.
+    /// Direction in which values are good.
     pub better: Better,
-    /// What the ratio must reach.
+    /// Ratio that must be reached.
     pub target: f64,
     /// For the column "how".
     pub how: &'static str,
@@ -125,7 +126,7 @@ fn vm(weight: u32) -> Vm {
 }
 
 impl Case {
-    /// Its name; rows begin with it.
+    /// Name of the case; rows begin with it.
     pub fn name(&self) -> String {
         match self {
             Case::Weights(m) => format!("weights_{}", m.name()),
@@ -174,7 +175,7 @@ impl Case {
         }
     }
 
-    /// What is started, one after the other.
+    /// Settings that are started, one after the other.
     pub fn settings(&self) -> Vec<Setting> {
         let length_ms = WARM_UP_MS + MEASURED_MS;
         match *self {

@@ -26,12 +26,12 @@ const VNET_BYTES: u64 = 12;
 /// Seconds that a front end may take beyond its load.
 const GRACE_S: u64 = 15;
 
-/// Where it all runs.
+/// World that all cases run in: CPUs, programs and files.
 #[derive(Debug)]
 pub struct World {
     /// CPUs of the sidecore and of the front end.
     pub cpus: (usize, usize),
-    /// Our daemon.
+    /// Path of Millrace's daemon.
     pub millrace: PathBuf,
     /// The front end.
     pub front: PathBuf,
@@ -50,14 +50,14 @@ pub struct Vm {
     pub settings: &'static str,
 }
 
-/// What a VM does.
+/// Behaviour of one device of a VM, from some time on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Deed {
-    /// Its number.
+    /// Number of the VM.
     pub vm: usize,
     /// Network or disk.
     pub on: On,
-    /// What.
+    /// Behaviour on that device.
     pub behaviour: Behaviour,
     /// From when on.
     pub start_ms: u64,
@@ -77,18 +77,18 @@ pub enum On {
 pub struct Setting {
     /// All VMs.
     pub vms: Vec<Vm>,
-    /// Those that do anything.
+    /// Deeds of the VMs that do anything.
     pub deeds: Vec<Deed>,
     /// How long.
     pub length_ms: u64,
 }
 
-/// What was counted.
+/// Counts and disturbances of a load.
 #[derive(Debug)]
 pub struct Load {
     /// By the front end, in the order of the deeds.
     pub report: ManyReport,
-    /// What the operations of each are charged.
+    /// Bytes that an operation of each deed is charged.
     pub op_bytes: Vec<u64>,
     /// Part of the time that the sidecore waited for its CPU.
     pub back_delay: Option<f64>,

@@ -10,9 +10,9 @@ use serde_json::Value;
 pub enum Program {
     /// Redis and redis-benchmark.
     Redis,
-    /// nginx and wrk.
+    /// Web server nginx, with wrk.
     Nginx,
-    /// iperf3.
+    /// Stream of iperf3.
     Iperf3,
     /// PostgreSQL and pgbench.
     Postgres,
@@ -20,12 +20,12 @@ pub enum Program {
     Nfs,
 }
 
-/// What a client said.
+/// Answer of a client.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Answer {
     /// Requests per second, or MB/s.
     pub value: f64,
-    /// Of a request, µs: the median, or the mean of a program that tells none.
+    /// Latency of a request, µs: the median, or the mean of a program that tells none.
     pub latency_us: Option<f64>,
 }
 
@@ -33,13 +33,13 @@ pub struct Answer {
 pub struct Job {
     /// The row's name.
     pub case: &'static str,
-    /// Of the value.
+    /// Unit of the value.
     pub unit: &'static str,
     /// Runs the client against an address for about so many seconds.
     pub script: fn(&str, f64) -> String,
     /// Reads what it printed.
     pub read: fn(&str) -> Option<Answer>,
-    /// What is done.
+    /// Description of the load: size and connections.
     pub mode: &'static str,
 }
 
@@ -48,7 +48,7 @@ impl Program {
     pub const ALL: [Program; 5] =
         [Program::Redis, Program::Nginx, Program::Iperf3, Program::Postgres, Program::Nfs];
 
-    /// As in results.
+    /// Name of the program in results.
     pub fn name(self) -> &'static str {
         match self {
             Program::Redis => "redis",
@@ -64,7 +64,7 @@ impl Program {
         add_program(self, image)
     }
 
-    /// Its loads.
+    /// Jobs of the program.
     pub fn jobs(self) -> &'static [Job] {
         of(self)
     }
@@ -188,7 +188,7 @@ const NGINX: &str = "mkdir -p /srv /var/lib/nginx /var/log/nginx && agent fill /
      tcp_nopush on; keepalive_requests 1000000000; server { listen 8080; root /srv; } }' \
      > /tmp/nginx.conf && nginx -c /tmp/nginx.conf";
 
-/// It refuses to run as root. Its disk is memory, so nothing waits for a disk.
+/// Starts PostgreSQL. It refuses to run as root. Its disk is memory, so nothing waits for a disk.
 const POSTGRES: &str = "set -e; echo 'pg:x:100:100::/tmp:/bin/sh' >> /etc/passwd; \
      echo 'pg:x:100:' >> /etc/group; mkdir -p /pg /dev/shm; chmod 1777 /tmp /dev/shm; \
      mountpoint -q /dev/shm || mount -t tmpfs none /dev/shm; chown pg /pg; cd /tmp; \
@@ -200,7 +200,8 @@ const POSTGRES: &str = "set -e; echo 'pg:x:100:100::/tmp:/bin/sh' >> /etc/passwd
      > /tmp/pg_ctl; \
      su pg -c \"$bin/pgbench -h /tmp -i -q -s 1 postgres\" 2> /tmp/pgbench";
 
-/// Version 4 only, so no port mapper, and no rpc.nfsd, which asks for its port's name. Nobody is waited for who might come back.
+/// Version 4 only, so no port mapper, and no rpc.nfsd, which asks for its port's name. Nobody is
+/// waited for who might come back.
 const NFS: &str = "set -e; modprobe nfsd; mkdir -p /export /var/lib/nfs/v4recovery \
      /var/lib/nfs/rpc_pipefs; mount -t tmpfs none /export; agent fill /export/file 8388608; \
      touch /var/lib/nfs/etab /var/lib/nfs/rmtab /etc/netconfig; \
@@ -365,7 +366,8 @@ fn read_pgbench(text: &str) -> Option<Answer> {
     Some(Answer { value: number("tps = ")?, latency_us })
 }
 
-/// A mount is made anew for each load: a client that knows a server by one address goes on to use it.
+/// A mount is made anew for each load: a client that knows a server by one address goes on to use
+/// it.
 static NFS_JOBS: [Job; 2] = [
     Job {
         case: "nfs_read_1m",

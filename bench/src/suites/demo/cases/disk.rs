@@ -12,8 +12,9 @@ const RANDOM_DEPTH: u32 = 32;
 /// Requests in flight of the sequential case.
 const SEQUENTIAL_DEPTH: u32 = 8;
 
-/// fio loads 90 MB of libraries, which takes a second under emulation. It runs for as long again
-/// before it counts, so that both it and the CPU meter see the steady load only.
+/// Time before fio counts. It loads 90 MB of libraries, which takes a second under emulation. It
+/// runs for as long again before it counts, so that both it and the CPU meter see the steady load
+/// only.
 const SETTLE: Duration = Duration::from_millis(1300);
 
 /// A disk case by name.

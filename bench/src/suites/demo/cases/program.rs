@@ -12,7 +12,7 @@ pub trait Shell {
     fn run(&self, side: Side, script: &str, timeout: Duration) -> Result<String, BenchError>;
 }
 
-/// What to run for a load of some length.
+/// Makes the script that runs a load of some length.
 pub(super) type Script = Box<dyn Fn(Window) -> String>;
 /// Reads what the script wrote.
 pub(super) type Parse = fn(&serde_json::Value) -> Option<Rate>;

@@ -1,4 +1,4 @@
-//! fio on the disk's file itself: what a device-bound disk can give at all.
+//! Load by fio on the disk's file itself: what a device-bound disk can give at all.
 
 use crate::harness::error::BenchError;
 use crate::harness::process;
@@ -33,8 +33,8 @@ impl Backend for Fio {
         command.args(["--name=raw", "--ioengine=io_uring", "--direct=1", "--readonly"]);
         command.args(["--rw=randread", "--bs=4k", "--thread", "--time_based"]);
         command.args(["--output-format=json", "--percentile_list=50:99"]);
-        // Of the whole request: this kernel may be stopped by its hypervisor, for the device, while it
-        // submits, and then finds the answer at once.
+        // Of the whole request: this kernel may be stopped by its hypervisor, for the device, while
+        // it submits, and then finds the answer at once.
         command.args(["--lat_percentiles=1", "--clat_percentiles=0"]);
         command.arg(format!("--iodepth={depth}")).arg(format!("--cpus_allowed={}", bed.back_cpu));
         command.arg(format!("--filename={}", bed.disk_file.display()));

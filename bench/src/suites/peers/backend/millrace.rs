@@ -1,4 +1,4 @@
-//! Our own daemon, with one sidecore that does not sleep.
+//! Millrace's daemon, with one sidecore that does not sleep.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::suites::peers::trial::{Backend, NOT_MINE, OURS, Running, Trial};
 
 /// The daemon, pinned and polling on; the switch and its checks as by default.
 pub enum Millrace {
-    /// As each case says.
+    /// Settings as each case says.
     Shipped,
     /// With a raw disk, in cases of images: what the format costs.
     Raw,

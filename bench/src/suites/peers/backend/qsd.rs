@@ -12,7 +12,7 @@ use crate::suites::peers::trial::{Backend, NOT_MINE, Running, Trial};
 /// Size of the disk that is not there, as ours.
 const NULL_LEN_BYTES: u64 = 1 << 40;
 
-/// What it does with a request.
+/// Back end of qemu-storage-daemon, by what it does with a request.
 pub enum Qsd {
     /// Answers it at once.
     Null,
@@ -72,7 +72,8 @@ impl Qsd {
             Some(Medium::Disk) => (&bed.disk_file, "on"),
             _ => (&bed.tmpfs_file, "off"),
         };
-        // The kernel keeps the lock of one that was killed until its io_uring is gone, a moment later.
+        // The kernel keeps the lock of one that was killed until its io_uring is gone, a moment
+        // later.
         format!(
             "driver=file,node-name=n,filename={},aio={aio},cache.direct={direct},read-only=on,\
              locking=off",
@@ -84,7 +85,8 @@ impl Qsd {
         if matches!(self, Qsd::Threads) { "threads" } else { "io_uring" }
     }
 
-    /// A qcow2 image on a file, and its raw backing file, with QEMU's default caches. Locks as above.
+    /// A qcow2 image on a file, and its raw backing file, with QEMU's default caches. Locks as
+    /// above.
     fn image(&self, disk: &Disk, case: &Case) -> String {
         let file = |at: &str, path: &Path| {
             let (path, aio) = (path.display(), self.aio());

@@ -10,7 +10,7 @@ use crate::suites::peers::trial::{Backend, NOT_MINE, Running, Trial};
 /// Packet buffers: rings, caches and 64 KiB frames in pieces of 2 KiB.
 const BUFFERS: &str = "32768";
 
-/// Its forwarding modes.
+/// Back end of testpmd, by its forwarding mode.
 pub enum Testpmd {
     /// From one port to the other, untouched.
     Io,

@@ -1,6 +1,6 @@
 use super::*;
 
-/// As testpmd 22.11 prints it.
+/// Counters as testpmd 22.11 prints them.
 const STATS: &str = " show port stats all
 
   ######################## NIC statistics for port 0  ########################
