@@ -57,9 +57,17 @@ pub fn find_root() -> PathBuf {
     here.ancestors().find(is_root).unwrap_or(here).to_owned()
 }
 
-/// Checks a tree with the settings of this crate.
+/// Settings of a tree, from its root.
+const SETTINGS: &str = "tidy/tidy.toml";
+
+/// Reads the settings of the tree at `root`.
+pub fn read_settings(root: &Path) -> Result<config::Config, TidyError> {
+    config::Config::read(&root.join(SETTINGS))
+}
+
+/// Checks a tree with its own settings.
 pub fn check_tree(root: &Path) -> Result<Report, TidyError> {
-    let config = config::Config::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tidy.toml"))?;
+    let config = read_settings(root)?;
     let tree = tree::Tree::read(root, &config.skip)
         .map_err(|error| TidyError::Read { path: root.to_owned(), error })?;
     Ok(check(&facts::Facts::collect(tree), &config))

@@ -13,7 +13,6 @@ mod source;
 use std::fs;
 use std::path::Path;
 
-use crate::config::Config;
 use crate::error::TidyError;
 use crate::tree::Tree;
 
@@ -37,7 +36,7 @@ pub struct Page {
 
 /// Reads the tree at `root`, without what is built.
 pub fn read_tree(root: &Path) -> Result<Tree, TidyError> {
-    let config = Config::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tidy.toml"))?;
+    let config = crate::read_settings(root)?;
     Tree::read(root, &config.skip).map_err(|error| TidyError::Read { path: root.to_owned(), error })
 }
 
