@@ -16,8 +16,8 @@ namespace millrace {
 namespace {
 
 constexpr int SLICE_MS = 100;         /* time to notice a killed statement */
-constexpr int HELLO_MS = 10000;       /* longest wait for a welcome, and for a socket to take a byte */
-constexpr int64_t SILENCE_MS = 10000; /* then a ping; as long again, and the connection counts as broken */
+constexpr int HELLO_MS = 10000;       /* longest wait for a welcome, and to write a byte */
+constexpr int64_t SILENCE_MS = 10000; /* then a ping; as long again, and the connection is broken */
 constexpr int MOST_CONNECTIONS = 20;  /* with pongs and without a reply */
 constexpr size_t READ_AHEAD = 64 << 10;
 
@@ -30,7 +30,8 @@ int64_t now_ms()
 
 uint64_t check_of(const Frame &frame, const uint8_t *body)
 {
-    uint64_t first = static_cast<uint64_t>(frame.len_bytes) | static_cast<uint64_t>(frame.kind) << 32 |
+    uint64_t first = static_cast<uint64_t>(frame.len_bytes) |
+                     static_cast<uint64_t>(frame.kind) << 32 |
                      static_cast<uint64_t>(frame.flags) << 48;
     return XXH3_64bits_withSeed(body, frame.len_bytes, first ^ frame.seq * 0x9E3779B97F4A7C15ULL);
 }
@@ -142,7 +143,8 @@ Client::Step Client::read_bytes(size_t want, int timeout_ms)
         } else {
             if (n < 0 && errno == EPROTO)
                 return damaged("a ring that cannot be true is shared with");
-            note(n == 0 ? "the host closed the connection to" : "lost the connection to", n == 0 ? 0 : errno);
+            note(n == 0 ? "the host closed the connection to" : "lost the connection to",
+                 n == 0 ? 0 : errno);
             return Step::BROKEN;
         }
     }
@@ -219,7 +221,8 @@ Client::Step Client::say_hello(const Killed &killed)
         return Step::REFUSED;
     }
     max_in_flight_ = welcome.max_in_flight;
-    max_body_bytes_ = welcome.max_body_bytes < MAX_BODY_BYTES ? welcome.max_body_bytes : MAX_BODY_BYTES;
+    max_body_bytes_ =
+        welcome.max_body_bytes < MAX_BODY_BYTES ? welcome.max_body_bytes : MAX_BODY_BYTES;
     /* Another instance of the host: faults of the memory before do not count. */
     does_without_ring_ &= instance_ == welcome.instance;
     instance_ = welcome.instance;
@@ -273,7 +276,8 @@ Client::Step Client::resend()
 {
     for (Request &request : under_way_) {
         uint16_t flags = static_cast<uint16_t>(request.flags | flag::AGAIN);
-        Step step = write_frame(kind::REQUEST, flags, request.seq, request.body.data(), request.body.size());
+        Step step = write_frame(kind::REQUEST, flags, request.seq, request.body.data(),
+                                request.body.size());
         if (step != Step::GOT)
             return step;
     }
@@ -361,7 +365,8 @@ Call Client::send(Bytes &&body, uint16_t flags, bool is_wanted, const Killed &ki
     Request &request = under_way_.back();
     counters.requests++;
     /* If the connection breaks now, the next caller that waits for a reply makes it again. */
-    if (write_frame(kind::REQUEST, flags, request.seq, request.body.data(), request.body.size()) != Step::GOT)
+    if (write_frame(kind::REQUEST, flags, request.seq, request.body.data(), request.body.size()) !=
+        Step::GOT)
         disconnect();
     return Call::DONE;
 }

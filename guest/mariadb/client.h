@@ -113,7 +113,8 @@ private:
     Step ask_for_ring(const Killed &killed);
     Step read_answer(const Killed &killed);
     Step resend();
-    Step write_frame(uint16_t kind, uint16_t flags, uint64_t seq, const uint8_t *body, size_t bytes);
+    Step write_frame(uint16_t kind, uint16_t flags, uint64_t seq, const uint8_t *body,
+                     size_t bytes);
     /* Reads one frame, if it is complete or comes in time; its body into body_. */
     Step read_frame(int timeout_ms);
     Step read_bytes(size_t want, int timeout_ms);

@@ -55,7 +55,8 @@ bool Batch::find(const Bytes &body, uint32_t number, Op *op)
     const uint8_t *at = body.data() + sizeof(BatchHeader);
     for (uint32_t i = 0;; i++) {
         OpHeader header;
-        if (body.size() < sizeof(BatchHeader) || static_cast<size_t>(body.end() - at) < sizeof(header))
+        if (body.size() < sizeof(BatchHeader) ||
+            static_cast<size_t>(body.end() - at) < sizeof(header))
             return false;
         memcpy(&header, at, sizeof(header));
         at += sizeof(header);
@@ -87,7 +88,8 @@ bool Rows::next(Row *row)
         return false;
     }
     memcpy(&header, at_, sizeof(header));
-    uint64_t want = static_cast<uint64_t>(header.key_bytes) + header.primary_bytes + header.value_bytes;
+    uint64_t want =
+        static_cast<uint64_t>(header.key_bytes) + header.primary_bytes + header.value_bytes;
     if (have - sizeof(header) < want) {
         is_bad_ = true;
         return false;

@@ -75,7 +75,8 @@ struct Row {
 class Rows {
 public:
     Rows() = default;
-    Rows(Slice bytes, uint32_t count) : at_(bytes.data), end_(bytes.data + bytes.size), left_(count) {}
+    Rows(Slice bytes, uint32_t count)
+        : at_(bytes.data), end_(bytes.data + bytes.size), left_(count) {}
 
     /* False at the end, or where the bytes are not rows: then is_bad(). */
     bool next(Row *row);

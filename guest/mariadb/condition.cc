@@ -12,8 +12,8 @@ class Quiet : public Internal_error_handler {
 public:
     explicit Quiet(THD *thd) : thd_(thd) { thd->push_internal_handler(this); }
     ~Quiet() override { thd_->pop_internal_handler(); }
-    bool handle_condition(THD *, uint, const char *, Sql_condition::enum_warning_level *, const char *,
-                          Sql_condition **) override
+    bool handle_condition(THD *, uint, const char *, Sql_condition::enum_warning_level *,
+                          const char *, Sql_condition **) override
     {
         has_spoken = true;
         return true;
@@ -92,7 +92,8 @@ static bool stores_int(THD *thd, Field *field, Item *constant)
 static bool stores_real(THD *thd, Field *field, Item *constant)
 {
     double value = constant->val_real();
-    if (constant->null_value || !(value >= INT_MIN32 && value <= UINT_MAX32) || value != floor(value))
+    if (constant->null_value || !(value >= INT_MIN32 && value <= UINT_MAX32) ||
+        value != floor(value))
         return false;
     Use_relaxed_field_copy relaxed(thd);
     field->store(static_cast<longlong>(value), false);
@@ -139,7 +140,8 @@ static bool stores_time(THD *thd, Field *field, Item *constant)
  * in it then. */
 static bool stores(THD *thd, Field *field, const Type_handler *compared_as, Item *constant)
 {
-    bool is_time = compared_as->cmp_type() == TIME_RESULT && compared_as->field_type() != MYSQL_TYPE_TIMESTAMP;
+    bool is_time =
+        compared_as->cmp_type() == TIME_RESULT && compared_as->field_type() != MYSQL_TYPE_TIMESTAMP;
     bool has_date = compared_as->mysql_timestamp_type() == MYSQL_TIMESTAMP_DATE ||
                     compared_as->mysql_timestamp_type() == MYSQL_TIMESTAMP_DATETIME;
     switch (field->real_type()) {
@@ -177,8 +179,8 @@ Condition::Part *Condition::add(Field *field, Kind kind, uint8_t test)
     return part;
 }
 
-void Condition::keep(THD *thd, Field *field, uint8_t test, const Type_handler *compared_as, CHARSET_INFO *cs,
-                     Item *constant, uchar *scratch)
+void Condition::keep(THD *thd, Field *field, uint8_t test, const Type_handler *compared_as,
+                     CHARSET_INFO *cs, Item *constant, uchar *scratch)
 {
     if (!test || !is_constant(constant))
         return;
@@ -244,8 +246,9 @@ static String *text_of(Item *constant, CHARSET_INFO *cs, String *buffer)
         return nullptr;
     if (cs == &my_charset_bin || my_charset_same(text->charset(), cs))
         return text;
-    bool is_ascii = cs->mbminlen == 1 && text->charset()->mbminlen == 1 && text->charset() != &my_charset_bin &&
-                    !(cs->state & MY_CS_NONASCII) && !(text->charset()->state & MY_CS_NONASCII);
+    bool is_ascii = cs->mbminlen == 1 && text->charset()->mbminlen == 1 &&
+                    text->charset() != &my_charset_bin && !(cs->state & MY_CS_NONASCII) &&
+                    !(text->charset()->state & MY_CS_NONASCII);
     for (uint32 i = 0; i < text->length() && is_ascii; i++)
         is_ascii = static_cast<uchar>(text->ptr()[i]) < 0x80;
     return is_ascii ? text : nullptr;
@@ -253,8 +256,8 @@ static String *text_of(Item *constant, CHARSET_INFO *cs, String *buffer)
 
 static bool is_varchar(const Field *field)
 {
-    return field->real_type() == MYSQL_TYPE_VARCHAR && field->type_handler() == &type_handler_varchar &&
-           !(field->flags & BLOB_FLAG);
+    return field->real_type() == MYSQL_TYPE_VARCHAR &&
+           field->type_handler() == &type_handler_varchar && !(field->flags & BLOB_FLAG);
 }
 
 static bool is_char(const Field *field)
@@ -268,7 +271,8 @@ bool Condition::keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *co
 {
     if (!is_varchar(field) && !is_char(field))
         return false;
-    if (cs != field->charset() || !is_bytewise(cs) || (test != test::EQUAL && test != test::NOT_EQUAL))
+    if (cs != field->charset() || !is_bytewise(cs) ||
+        (test != test::EQUAL && test != test::NOT_EQUAL))
         return true;
     StringBuffer<MAX_FIELD_WIDTH> buffer(cs);
     String *text = text_of(constant, cs, &buffer);
@@ -324,8 +328,9 @@ void Condition::take_like(THD *thd, TABLE *table, Item_func *function)
     Item_func_like *like = static_cast<Item_func_like *>(function);
     Field *field = column_of(table, like->arguments()[0]);
     CHARSET_INFO *cs = like->compare_collation();
-    if (!field || like->negated || (!is_varchar(field) && !is_char(field)) || cs != field->charset() ||
-        !is_bytewise(cs) || like->escape < 0 || like->escape >= 0x80 || !is_constant(like->arguments()[1]))
+    if (!field || like->negated || (!is_varchar(field) && !is_char(field)) ||
+        cs != field->charset() || !is_bytewise(cs) || like->escape < 0 || like->escape >= 0x80 ||
+        !is_constant(like->arguments()[1]))
         return;
     Quiet quiet(thd);
     StringBuffer<MAX_FIELD_WIDTH> buffer(cs);
@@ -430,9 +435,11 @@ void Condition::take_all(THD *thd, TABLE *table, Item *item, uchar *scratch)
  * statement, and cannot be asked. */
 static bool has_effects(THD *thd, const Item *condition)
 {
-    for (SELECT_LEX *select = thd->lex->all_selects_list; select; select = select->next_select_in_list())
+    for (SELECT_LEX *select = thd->lex->all_selects_list; select;
+         select = select->next_select_in_list())
         if ((select->uncacheable & (UNCACHEABLE_RAND | UNCACHEABLE_SIDEEFFECT)) ||
-            (select->where && select->where->fixed() && (select->where->used_tables() & RAND_TABLE_BIT)))
+            (select->where && select->where->fixed() &&
+             (select->where->used_tables() & RAND_TABLE_BIT)))
             return true;
     return (condition->used_tables() & RAND_TABLE_BIT) != 0;
 }

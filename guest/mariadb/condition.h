@@ -69,8 +69,8 @@ private:
     void take_between(THD *thd, TABLE *table, Item_func *function, uchar *scratch);
     void take_like(THD *thd, TABLE *table, Item_func *function);
     void take_null_test(TABLE *table, Item_func *function, uint8_t test);
-    void keep(THD *thd, Field *field, uint8_t test, const Type_handler *compared_as, CHARSET_INFO *cs,
-              Item *constant, uchar *scratch);
+    void keep(THD *thd, Field *field, uint8_t test, const Type_handler *compared_as,
+              CHARSET_INFO *cs, Item *constant, uchar *scratch);
     bool keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant);
     bool keep_enum(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant);
     Part *add(Field *field, Kind kind, uint8_t test);

@@ -74,8 +74,8 @@ Condition::Null Condition::null_of(const Field *field) const
     return Null::MAYBE;
 }
 
-void Condition::add_key_terms(const KeyCodec &key, uchar *scratch, size_t known_bytes, uint first_part,
-                              Filter *filter)
+void Condition::add_key_terms(const KeyCodec &key, uchar *scratch, size_t known_bytes,
+                              uint first_part, Filter *filter)
 {
     size_t at = 0;
     for (uint n = 0; n < key.parts(); n++) {
@@ -132,14 +132,16 @@ void Condition::add_row_number(const Field *field, size_t offset, Filter *filter
     if (width == 0 || width > 8)
         return;
     enum_field_types type = field->real_type();
-    bool has_sign = type != MYSQL_TYPE_NEWDATE && type != MYSQL_TYPE_ENUM && !(field->flags & UNSIGNED_FLAG);
+    bool has_sign =
+        type != MYSQL_TYPE_NEWDATE && type != MYSQL_TYPE_ENUM && !(field->flags & UNSIGNED_FLAG);
     const uint64_t sign = uint64_t(1) << (8 * width - 1), most = sign | (sign - 1);
     /* With the sign turned, numbers are in order from 0 to `most`. */
     const uint64_t turn = has_sign ? sign : 0;
     uint64_t low = 0, high = most;
     bool is_bounded = false;
     for (const Part &part : parts_) {
-        if (part.field->field_index != field->field_index || part.kind != Kind::NUMBER || part.is_marked)
+        if (part.field->field_index != field->field_index || part.kind != Kind::NUMBER ||
+            part.is_marked)
             continue;
         uint64_t value = number_of(part.image) ^ turn;
         if (part.test == test::NOT_EQUAL) {

@@ -20,8 +20,8 @@ void Range::assign(const Range &other)
     is_empty = other.is_empty;
 }
 
-void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes,
-              const Filter *filter, uint32_t examine)
+void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows,
+              uint32_t bytes, const Filter *filter, uint32_t examine)
 {
     Op op;
     Bytes filtered;
@@ -76,7 +76,8 @@ int Cursor::ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
         return error;
     Answer answer;
     if (!reply.next(&answer))
-        return session->fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply to a read lacks an answer", false);
+        return session->fail(HA_ERR_INTERNAL_ERROR, "",
+                             "the host's reply to a read lacks an answer", false);
     rows_ = Rows(answer.bytes, answer.rows);
     has_more_ = answer.more != 0 && !range_.is_point;
     is_examined_ = has_more_ && answer.more == MORE_EXAMINED;
@@ -104,7 +105,8 @@ void Cursor::narrow()
 int Cursor::fetch(Session *session)
 {
     if (is_examined_ && rows_.rest().size == 0)
-        return session->fail(HA_ERR_INTERNAL_ERROR, "", "the host does not say where to go on", false);
+        return session->fail(HA_ERR_INTERNAL_ERROR, "", "the host does not say where to go on",
+                             false);
     bool is_alone = is_fresh_ && may_be_alone_ && session->is_alone();
     narrow();
     int error = ask(session, is_alone, row_limit_, bytes_);

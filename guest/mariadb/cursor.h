@@ -39,14 +39,15 @@ struct Reading {
 };
 
 /* Adds the op that reads a range, with a filter if there is one and the range is not a point. */
-void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes,
-              const Filter *filter, uint32_t examine);
+void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows,
+              uint32_t bytes, const Filter *filter, uint32_t examine);
 
 class Cursor {
 public:
     /* Sets the position; sends nothing. `may_be_alone`: one request may do without a
      * transaction. */
-    void start(const Reading &reading, Range &&range, bool is_large, uint32_t most_rows, bool may_be_alone);
+    void start(const Reading &reading, Range &&range, bool is_large, uint32_t most_rows,
+               bool may_be_alone);
     /* Sets the filter, before the first row is requested. */
     void set_filter(const Filter &filter) { filter_.assign(filter); }
     bool is_fresh() const { return is_fresh_; }
@@ -62,7 +63,8 @@ public:
     /* Whether the range ends before the index does. */
     bool is_bounded() const
     {
-        return range_.is_point || (is_backward() ? !range_.low.empty() : !(range_.flags & op_flag::NO_HIGH));
+        return range_.is_point ||
+               (is_backward() ? !range_.low.empty() : !(range_.flags & op_flag::NO_HIGH));
     }
     /* Drops the far bound: the caller goes on beyond it. */
     void open_end();

@@ -31,7 +31,10 @@ struct Space {
     uint8_t bytes[MAX_SPACE_BYTES] = {};
     size_t size = 0;
     /* A segment holds whole weights, so that padding continues in step. */
-    size_t segment() const { return size ? (SEGMENT_BYTES + size - 1) / size * size : SEGMENT_BYTES; }
+    size_t segment() const
+    {
+        return size ? (SEGMENT_BYTES + size - 1) / size * size : SEGMENT_BYTES;
+    }
 };
 
 void encode_no_pad(Slice weights, Bytes *out);

@@ -39,21 +39,24 @@ void ha_millrace::forget_condition()
 
 /* Filter for the entries of an index; nullptr: none. All keys share `known_bytes`, and the parts
  * in front of `first_part` are covered by the range. */
-const Filter *ha_millrace::filter_for(uint key, const Reading &reading, size_t known_bytes, uint first_part)
+const Filter *ha_millrace::filter_for(uint key, const Reading &reading, size_t known_bytes,
+                                      uint first_part)
 {
     THD *thd = ha_thd();
-    if (condition_.empty() || (lock_flags_ && (thd_tx_isolation(thd) > ISO_READ_COMMITTED || is_strict(thd))))
+    if (condition_.empty() ||
+        (lock_flags_ && (thd_tx_isolation(thd) > ISO_READ_COMMITTED || is_strict(thd))))
         return nullptr;
-    const bool has_rows =
-        reading.index == 0 ? !(reading.flags & op_flag::KEYS_ONLY) : (reading.flags & op_flag::FETCH) != 0;
+    const bool has_rows = reading.index == 0 ? !(reading.flags & op_flag::KEYS_ONLY)
+                                             : (reading.flags & op_flag::FETCH) != 0;
     const FilterUse &made = filter_use_;
-    if (!is_filter_made_ || made.key != key || made.has_rows != has_rows || made.known_bytes != known_bytes ||
-        made.first_part != first_part) {
+    if (!is_filter_made_ || made.key != key || made.has_rows != has_rows ||
+        made.known_bytes != known_bytes || made.first_part != first_part) {
         filter_.clear();
         condition_.forget_marks();
         const uint of = key != MAX_KEY ? key : table_share->primary_key;
         if (of != MAX_KEY)
-            condition_.add_key_terms(keys_[of], constants_.data(), known_bytes, first_part, &filter_);
+            condition_.add_key_terms(keys_[of], constants_.data(), known_bytes, first_part,
+                                     &filter_);
         if (has_rows)
             condition_.add_row_terms(table, rows_, &filter_);
         filter_use_ = {key, has_rows, known_bytes, first_part};
@@ -69,8 +72,8 @@ void ha_millrace::begin_cursor(uint key)
     if (!cursor_.is_fresh() || range.is_point || condition_.empty())
         return;
     const bool is_bounded = !range.low.empty() || !(range.flags & op_flag::NO_HIGH);
-    const bool is_prefix = (range.flags & op_flag::HIGH_PREFIX) && !(range.flags & op_flag::LOW_OPEN) &&
-                           range.low.equals(range.high);
+    const bool is_prefix = (range.flags & op_flag::HIGH_PREFIX) &&
+                           !(range.flags & op_flag::LOW_OPEN) && range.low.equals(range.high);
     const Filter *filter =
         filter_for(key, cursor_.reading(), is_prefix ? range.low.size() : 0, is_bounded ? 1 : 0);
     if (!filter)

@@ -11,15 +11,17 @@ ha_millrace::~ha_millrace() = default;
 
 handler::Table_flags ha_millrace::table_flags() const
 {
-    Table_flags checksum =
-        table_share && table_share->db_create_options & HA_OPTION_CHECKSUM ? HA_HAS_NEW_CHECKSUM : 0;
+    Table_flags checksum = table_share && table_share->db_create_options & HA_OPTION_CHECKSUM
+                               ? HA_HAS_NEW_CHECKSUM
+                               : 0;
     /* Changing a primary key moves entries of all keys, in front of a scan, too: the server must
      * know. Other keys do not contain its columns, so this is not for readers. */
     Table_flags moving = is_write_locked_ ? HA_PRIMARY_KEY_IN_READ_INDEX : 0;
-    return checksum | moving | HA_REC_NOT_IN_SEQ | HA_NULL_IN_KEY | HA_CAN_INDEX_BLOBS | HA_CAN_SQL_HANDLER |
-           HA_CAN_GEOMETRY | HA_REQUIRES_KEY_COLUMNS_FOR_DELETE | HA_PRIMARY_KEY_REQUIRED_FOR_DELETE |
-           HA_TABLE_SCAN_ON_INDEX | HA_CAN_VIRTUAL_COLUMNS | HA_BINLOG_ROW_CAPABLE | HA_CAN_SKIP_LOCKED |
-           HA_CRASH_SAFE | HA_CAN_TABLE_CONDITION_PUSHDOWN;
+    return checksum | moving | HA_REC_NOT_IN_SEQ | HA_NULL_IN_KEY | HA_CAN_INDEX_BLOBS |
+           HA_CAN_SQL_HANDLER | HA_CAN_GEOMETRY | HA_REQUIRES_KEY_COLUMNS_FOR_DELETE |
+           HA_PRIMARY_KEY_REQUIRED_FOR_DELETE | HA_TABLE_SCAN_ON_INDEX | HA_CAN_VIRTUAL_COLUMNS |
+           HA_BINLOG_ROW_CAPABLE | HA_CAN_SKIP_LOCKED | HA_CRASH_SAFE |
+           HA_CAN_TABLE_CONDITION_PUSHDOWN;
 }
 
 ulong ha_millrace::index_flags(uint key, uint part, bool all_parts) const
@@ -58,7 +60,8 @@ int ha_millrace::open(const char *name, int, uint)
         keys_[i].open(&table->key_info[i], (table->key_info[i].flags & HA_NOSAME) != 0);
     rows_.open(table);
     scratch_.clear();
-    memcpy(scratch_.grow(table_share->rec_buff_length), table_share->default_values, table_share->reclength);
+    memcpy(scratch_.grow(table_share->rec_buff_length), table_share->default_values,
+           table_share->reclength);
     size_t most = has_primary() ? keys_[table_share->primary_key].most_bytes() : ROW_ID_BYTES;
     ref_length = static_cast<uint>((most < MAX_KEY_BYTES ? most : MAX_KEY_BYTES) + 2);
     is_copy_ = strstr(name, "/#sql") != nullptr && table_share->tmp_table == NO_TMP_TABLE;
@@ -115,7 +118,8 @@ int ha_millrace::begin_use(THD *thd, bool is_write)
     if (error)
         return error;
     is_write_locked_ = is_write;
-    lock_flags_ = is_write ? op_flag::EXCLUSIVE | (stored_lock_ & op_flag::SKIP_LOCKED) : stored_lock_;
+    lock_flags_ =
+        is_write ? op_flag::EXCLUSIVE | (stored_lock_ & op_flag::SKIP_LOCKED) : stored_lock_;
     if (thd_tx_isolation(thd) == ISO_SERIALIZABLE && (is_write || session->is_long()))
         session->lock_table(share_->table(), is_write);
     cursor_.drop_ahead();
@@ -174,7 +178,8 @@ int ha_millrace::info(uint flag)
 {
     /* With CHECKSUM=1 the server takes this value, QUICK or not: it is made from the rows. */
     stats.checksum_null = (table_flags() & HA_HAS_NEW_CHECKSUM) != 0;
-    if (stats.checksum_null && flag == HA_STATUS_VARIABLE && thd_sql_command(ha_thd()) == SQLCOM_CHECKSUM)
+    if (stats.checksum_null && flag == HA_STATUS_VARIABLE &&
+        thd_sql_command(ha_thd()) == SQLCOM_CHECKSUM)
         return calculate_checksum();
     if (flag & (HA_STATUS_VARIABLE | HA_STATUS_CONST)) {
         std::vector<IndexStat> all;
@@ -187,8 +192,9 @@ int ha_millrace::info(uint flag)
             for (size_t i = 1; i < all.size(); i++)
                 stats.index_file_length += all[i].key_bytes + all[i].value_bytes;
         }
-        stats.mean_rec_length = stats.records ? static_cast<ulong>(stats.data_file_length / stats.records)
-                                              : table_share->reclength;
+        stats.mean_rec_length = stats.records
+                                    ? static_cast<ulong>(stats.data_file_length / stats.records)
+                                    : table_share->reclength;
         stats.deleted = 0;
         stats.block_size = 16384;
         stats.mrr_length_per_rec = 0; /* many ranges need no buffer of the server's */
@@ -203,7 +209,9 @@ int ha_millrace::info(uint flag)
             for (uint j = 0; j < key->user_defined_key_parts; j++) {
                 bool is_whole = j + 1 == key->user_defined_key_parts;
                 /* Not counted (ANALYZE TABLE … PERSISTENT does): each part divides the rest. */
-                rows = is_whole && (key->flags & HA_NOSAME) ? 1 : rows > 100 ? sqrt(rows) : MY_MIN(rows, 10);
+                rows = is_whole && (key->flags & HA_NOSAME) ? 1
+                       : rows > 100                         ? sqrt(rows)
+                                                            : MY_MIN(rows, 10);
                 if (key->rec_per_key)
                     key->rec_per_key[j] = static_cast<ulong>(rows < 1 ? 1 : rows);
             }
@@ -240,7 +248,8 @@ bool ha_millrace::get_error_message(int error, String *text)
 /* A round trip costs as much as a handful of rows. */
 double ha_millrace::scan_time()
 {
-    return 1.0 + rows2double(stats.records) * 0.05 + ulonglong2double(stats.data_file_length) / 65536;
+    return 1.0 + rows2double(stats.records) * 0.05 +
+           ulonglong2double(stats.data_file_length) / 65536;
 }
 
 double ha_millrace::read_time(uint index, uint ranges, ha_rows rows)

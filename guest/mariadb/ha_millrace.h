@@ -67,12 +67,13 @@ public:
     int delete_row(const uchar *record) override;
     void start_bulk_insert(ha_rows rows, uint flags) override;
     int end_bulk_insert() override;
-    void get_auto_increment(ulonglong offset, ulonglong increment, ulonglong wanted, ulonglong *first,
-                            ulonglong *reserved) override;
+    void get_auto_increment(ulonglong offset, ulonglong increment, ulonglong wanted,
+                            ulonglong *first, ulonglong *reserved) override;
 
     int index_init(uint key, bool sorted) override;
     int index_end() override;
-    int index_read_map(uchar *buf, const uchar *key, key_part_map parts, ha_rkey_function find) override;
+    int index_read_map(uchar *buf, const uchar *key, key_part_map parts,
+                       ha_rkey_function find) override;
     int index_read_last_map(uchar *buf, const uchar *key, key_part_map parts) override;
     int index_next(uchar *buf) override;
     int index_prev(uchar *buf) override;
@@ -91,10 +92,11 @@ public:
     const COND *cond_push(const COND *condition) override;
     void cond_pop() override;
 
-    ha_rows multi_range_read_info_const(uint key, RANGE_SEQ_IF *sequence, void *argument, uint ranges,
-                                        uint *bytes, uint *mode, Cost_estimate *cost) override;
-    ha_rows multi_range_read_info(uint key, uint ranges, uint rows, uint key_parts, uint *bytes, uint *mode,
-                                  Cost_estimate *cost) override;
+    ha_rows multi_range_read_info_const(uint key, RANGE_SEQ_IF *sequence, void *argument,
+                                        uint ranges, uint *bytes, uint *mode,
+                                        Cost_estimate *cost) override;
+    ha_rows multi_range_read_info(uint key, uint ranges, uint rows, uint key_parts, uint *bytes,
+                                  uint *mode, Cost_estimate *cost) override;
     int multi_range_read_init(RANGE_SEQ_IF *sequence, void *argument, uint ranges, uint mode,
                               HANDLER_BUFFER *buffer) override;
     int multi_range_read_next(range_id_t *range) override;
@@ -119,8 +121,14 @@ private:
 
     Session *session() const { return Session::of(ha_thd()); }
     bool has_primary() const { return table_share->primary_key != MAX_KEY; }
-    uint8_t host_index(uint key) const { return static_cast<uint8_t>(key + (has_primary() ? 0 : 1)); }
-    uint server_key(uint8_t index) const { return has_primary() ? index : index ? index - 1 : MAX_KEY; }
+    uint8_t host_index(uint key) const
+    {
+        return static_cast<uint8_t>(key + (has_primary() ? 0 : 1));
+    }
+    uint server_key(uint8_t index) const
+    {
+        return has_primary() ? index : index ? index - 1 : MAX_KEY;
+    }
     bool is_primary(uint key) const { return has_primary() && key == table_share->primary_key; }
     int begin_use(THD *thd, bool is_write);
 
@@ -130,8 +138,8 @@ private:
     int encode_key(uint key, const uchar *record, const Bytes &primary, Bytes *out, bool *is_own);
     int prepare_write(size_t bytes, bool is_insert);
     int insert_keys(const uchar *record, const Bytes &primary, bool unique_ones);
-    int replace_key(uint key, const uchar *old_record, const uchar *new_record, const Bytes &old_primary,
-                    const Bytes &new_primary);
+    int replace_key(uint key, const uchar *old_record, const uchar *new_record,
+                    const Bytes &old_primary, const Bytes &new_primary);
     int finish_write(bool waits, uint64_t savepoint, Bytes *primary);
     void add_write(uint8_t kind, uint8_t index, bool is_own, Slice key, Slice value);
     bool may_meet_duplicates(const uchar *old_record, const uchar *new_record);
@@ -141,7 +149,8 @@ private:
 
     /* reading */
     Reading reading(uint key, bool wants_rows) const;
-    int range_of(uint key, const uchar *image, key_part_map parts, ha_rkey_function find, Range *range);
+    int range_of(uint key, const uchar *image, key_part_map parts, ha_rkey_function find,
+                 Range *range);
     void bound_by_end_range(uint key, Range *range);
     void add_bound(uint key, const key_range *bound, bool is_low, Range *range);
     void range_between(uint key, const key_range *low, const key_range *high, Range *range);

@@ -15,7 +15,8 @@ static constexpr size_t RANGES = 256;
 static constexpr uint32_t REPLY_BYTES = 1 << 20;
 
 /* Asks for all estimates that the server is about to ask for, in one request. */
-void ha_millrace::estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument, uint ranges, uint mode)
+void ha_millrace::estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument, uint ranges,
+                               uint mode)
 {
     std::vector<Range> wanted;
     KEY_MULTI_RANGE server_range;
@@ -68,10 +69,12 @@ static void set_cost(Cost_estimate *cost, double ranges, double rows)
 bool ha_millrace::may_read_ranges_together() const { return !table->part_info; }
 
 ha_rows ha_millrace::multi_range_read_info_const(uint key, RANGE_SEQ_IF *sequence, void *argument,
-                                                 uint ranges, uint *bytes, uint *mode, Cost_estimate *cost)
+                                                 uint ranges, uint *bytes, uint *mode,
+                                                 Cost_estimate *cost)
 {
     estimate_all(key, sequence, argument, ranges, *mode);
-    ha_rows rows = handler::multi_range_read_info_const(key, sequence, argument, ranges, bytes, mode, cost);
+    ha_rows rows =
+        handler::multi_range_read_info_const(key, sequence, argument, ranges, bytes, mode, cost);
     if (rows == HA_POS_ERROR || !may_read_ranges_together())
         return rows;
     *mode &= ~HA_MRR_USE_DEFAULT_IMPL;
@@ -80,10 +83,11 @@ ha_rows ha_millrace::multi_range_read_info_const(uint key, RANGE_SEQ_IF *sequenc
     return rows;
 }
 
-ha_rows ha_millrace::multi_range_read_info(uint key, uint ranges, uint rows, uint key_parts, uint *bytes,
-                                           uint *mode, Cost_estimate *cost)
+ha_rows ha_millrace::multi_range_read_info(uint key, uint ranges, uint rows, uint key_parts,
+                                           uint *bytes, uint *mode, Cost_estimate *cost)
 {
-    ha_rows result = handler::multi_range_read_info(key, ranges, rows, key_parts, bytes, mode, cost);
+    ha_rows result =
+        handler::multi_range_read_info(key, ranges, rows, key_parts, bytes, mode, cost);
     if (!may_read_ranges_together())
         return result;
     *mode &= ~HA_MRR_USE_DEFAULT_IMPL;
@@ -102,8 +106,8 @@ int ha_millrace::multi_range_read_explain_info(uint mode, char *text, size_t siz
     return static_cast<int>(bytes);
 }
 
-int ha_millrace::multi_range_read_init(RANGE_SEQ_IF *sequence, void *argument, uint ranges, uint mode,
-                                       HANDLER_BUFFER *buffer)
+int ha_millrace::multi_range_read_init(RANGE_SEQ_IF *sequence, void *argument, uint ranges,
+                                       uint mode, HANDLER_BUFFER *buffer)
 {
     int error = handler::multi_range_read_init(sequence, argument, ranges, mode, buffer);
     is_mrr_ = !(mode & HA_MRR_USE_DEFAULT_IMPL);
@@ -169,7 +173,8 @@ int ha_millrace::ask_collected(bool is_alone, bool *has_more)
     }
     return answers == asked_.size()
                ? 0
-               : session->fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply to a read lacks answers", false);
+               : session->fail(HA_ERR_INTERNAL_ERROR, "",
+                               "the host's reply to a read lacks answers", false);
 }
 
 /* Sends the next request, for all collected ranges. */
@@ -215,15 +220,16 @@ int ha_millrace::next_asked(range_id_t *range, Row *row, bool *is_end)
             if (mrr_rows_.left() == 0 && mrr_has_more_) {
                 asked.range.low.assign(row->key.data, row->key.size);
                 asked.range.flags |= op_flag::LOW_OPEN;
-                cursor_.start(reading(active_index, !reads_keys_only(active_index)), std::move(asked.range),
-                              true, 0, false);
+                cursor_.start(reading(active_index, !reads_keys_only(active_index)),
+                              std::move(asked.range), true, 0, false);
                 mrr_in_cursor_ = true;
                 mrr_has_more_ = false;
             }
             return 0;
         }
         if (mrr_rows_.is_bad())
-            return session()->fail(HA_ERR_INTERNAL_ERROR, "", "the host's rows make no sense", false);
+            return session()->fail(HA_ERR_INTERNAL_ERROR, "", "the host's rows make no sense",
+                                   false);
         Answer answer;
         if (asked_at_ < asked_.size() && mrr_answers_.next(&answer)) {
             asked_at_++;

@@ -37,7 +37,8 @@ bool ha_millrace::may_be_alone()
     if (thd_sql_command(thd) != SQLCOM_SELECT || lock_flags_ || thd->in_sub_stmt)
         return false;
     SELECT_LEX *select = thd->lex->first_select_lex();
-    return select->order_list.elements == 0 && select->group_list.elements == 0 && !select->next_select();
+    return select->order_list.elements == 0 && select->group_list.elements == 0 &&
+           !select->next_select();
 }
 
 /* Most rows that the statement wants, where that is plain; 0: not known. Used only for the size
@@ -47,8 +48,8 @@ uint32_t ha_millrace::row_limit(bool is_all)
 {
     THD *thd = ha_thd();
     const SELECT_LEX *select = thd->lex->first_select_lex();
-    if (is_all && (select->order_list.elements || select->group_list.elements || select->with_sum_func ||
-                   (select->options & SELECT_DISTINCT)))
+    if (is_all && (select->order_list.elements || select->group_list.elements ||
+                   select->with_sum_func || (select->options & SELECT_DISTINCT)))
         return 0;
     switch (thd_sql_command(thd)) {
     case SQLCOM_SELECT:
@@ -120,7 +121,8 @@ void ha_millrace::add_bound(uint key, const key_range *bound, bool is_low, Range
         return;
     }
     range->high.assign(prefix);
-    range->flags &= static_cast<uint16_t>(~(op_flag::NO_HIGH | op_flag::HIGH_OPEN | op_flag::HIGH_PREFIX));
+    range->flags &=
+        static_cast<uint16_t>(~(op_flag::NO_HIGH | op_flag::HIGH_OPEN | op_flag::HIGH_PREFIX));
     range->flags |= bound->flag == HA_READ_BEFORE_KEY ? op_flag::HIGH_OPEN : op_flag::HIGH_PREFIX;
 }
 
@@ -151,15 +153,16 @@ int ha_millrace::give_row(const Row &row, uint key, uchar *buf)
     const Slice &primary = index == 0 ? row.key : is_key_only ? row.value : row.primary;
     primary_.assign(primary.data, primary.size);
     is_positioned_ = false;
-    bool is_good =
-        is_key_only ? keys_[key].decode(row.key, buf) : rows_.decode(row.value, buf, fields_needed());
-    return is_good ? 0 : session()->fail(HA_ERR_CRASHED, "", "a stored row cannot be unpacked", false);
+    bool is_good = is_key_only ? keys_[key].decode(row.key, buf)
+                               : rows_.decode(row.value, buf, fields_needed());
+    return is_good ? 0
+                   : session()->fail(HA_ERR_CRASHED, "", "a stored row cannot be unpacked", false);
 }
 
 int ha_millrace::start_scan(uint key, Range &&range, bool is_large)
 {
-    cursor_.start(reading(key, !reads_keys_only(key)), std::move(range), is_large, row_limit(key == MAX_KEY),
-                  may_be_alone());
+    cursor_.start(reading(key, !reads_keys_only(key)), std::move(range), is_large,
+                  row_limit(key == MAX_KEY), may_be_alone());
     return 0;
 }
 
@@ -187,7 +190,8 @@ int ha_millrace::index_end()
     return 0;
 }
 
-int ha_millrace::index_read_map(uchar *buf, const uchar *key, key_part_map parts, ha_rkey_function find)
+int ha_millrace::index_read_map(uchar *buf, const uchar *key, key_part_map parts,
+                                ha_rkey_function find)
 {
     Range range;
     if (!key)
@@ -343,7 +347,8 @@ void ha_millrace::keep_estimate(uint key, const Range &range, ha_rows rows)
     known.rows = rows;
 }
 
-ha_rows ha_millrace::records_in_range(uint key, const key_range *low, const key_range *high, page_range *)
+ha_rows ha_millrace::records_in_range(uint key, const key_range *low, const key_range *high,
+                                      page_range *)
 {
     Range range;
     range_between(key, low, high, &range);

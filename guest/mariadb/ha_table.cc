@@ -14,8 +14,8 @@ int ha_millrace::create(const char *name, TABLE *form, HA_CREATE_INFO *info)
         const KEY &key = form->key_info[i];
         if (key.flags & (HA_FULLTEXT | HA_SPATIAL) || key.algorithm == HA_KEY_ALG_FULLTEXT ||
             key.algorithm == HA_KEY_ALG_RTREE)
-            return session->fail(HA_ERR_UNSUPPORTED, "", "FULLTEXT and SPATIAL keys are not supported",
-                                 false);
+            return session->fail(HA_ERR_UNSUPPORTED, "",
+                                 "FULLTEXT and SPATIAL keys are not supported", false);
     }
     uint32_t indexes = form->s->keys + (form->s->primary_key == MAX_KEY ? 1 : 0);
     Opened opened;
@@ -34,9 +34,11 @@ static int drop_by_name(Session *session, const std::string &name)
     Bytes body;
     int error = session->send_alone(op, false, true, &body, nullptr);
     if (error == HA_ERR_LOCK_WAIT_TIMEOUT)
-        return session->fail(error, "", "a transaction uses the table '" + name + "' in the host", false);
+        return session->fail(error, "", "a transaction uses the table '" + name + "' in the host",
+                             false);
     if (error && error != HA_ERR_NO_SUCH_TABLE)
-        return session->fail(error, "cannot drop the table in the host: ", session->last_text(), false);
+        return session->fail(error, "cannot drop the table in the host: ", session->last_text(),
+                             false);
     return error;
 }
 
@@ -105,8 +107,8 @@ int ha_millrace::check(THD *thd, HA_CHECK_OPT *)
         if (counted[pass] != counted[0]) {
             session()->fail(HA_ERR_CRASHED, "",
                             std::string("key '") + table->key_info[pass - 1].name.str + "' has " +
-                                std::to_string(counted[pass]) + " entries for " + std::to_string(counted[0]) +
-                                " rows",
+                                std::to_string(counted[pass]) + " entries for " +
+                                std::to_string(counted[0]) + " rows",
                             false);
             return HA_ADMIN_CORRUPT;
         }

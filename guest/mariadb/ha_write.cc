@@ -13,7 +13,8 @@ namespace millrace {
 int ha_millrace::too_big(const char *what, size_t bytes, size_t most)
 {
     char text[160];
-    snprintf(text, sizeof(text), "%s of %zu bytes is too long, at most %zu can be stored", what, bytes, most);
+    snprintf(text, sizeof(text), "%s of %zu bytes is too long, at most %zu can be stored", what,
+             bytes, most);
     return session()->fail(HA_ERR_TO_BIG_ROW, "", text, false);
 }
 
@@ -35,14 +36,16 @@ int ha_millrace::primary_of(const uchar *record, Bytes *primary)
     primary->clear();
     if (has_primary()) {
         keys_[table_share->primary_key].encode(record, primary);
-        return primary->size() <= MAX_KEY_BYTES ? 0 : too_big("a key", primary->size(), MAX_KEY_BYTES);
+        return primary->size() <= MAX_KEY_BYTES ? 0
+                                                : too_big("a key", primary->size(), MAX_KEY_BYTES);
     }
     primary->assign(primary_);
     return 0;
 }
 
 /* `is_own`: whether the primary key behind it makes it unique. */
-int ha_millrace::encode_key(uint key, const uchar *record, const Bytes &primary, Bytes *out, bool *is_own)
+int ha_millrace::encode_key(uint key, const uchar *record, const Bytes &primary, Bytes *out,
+                            bool *is_own)
 {
     out->clear();
     bool has_null = keys_[key].encode(record, out);
@@ -142,11 +145,13 @@ int ha_millrace::write_row(const uchar *record)
     rows_.encode(record, &row_);
     if (row_.size() > MAX_VALUE_BYTES)
         return too_big("a row", row_.size(), MAX_VALUE_BYTES);
-    if ((error = prepare_write(row_.size() + 2 * table_share->keys * (256 + new_primary_.size()), true)))
+    if ((error = prepare_write(row_.size() + 2 * table_share->keys * (256 + new_primary_.size()),
+                               true)))
         return error;
     bool waits = waits_for_answer(true);
-    uint64_t savepoint =
-        waits && ignores_duplicates_ && table_share->keys + !has_primary() > 1 ? session->set_savepoint() : 0;
+    uint64_t savepoint = waits && ignores_duplicates_ && table_share->keys + !has_primary() > 1
+                             ? session->set_savepoint()
+                             : 0;
     session->mark_row(this);
     add_write(op::INSERT, 0, false, Slice(new_primary_), Slice(row_));
     counters.rows_sent++;
@@ -207,7 +212,8 @@ int ha_millrace::update_row(const uchar *old_record, const uchar *new_record)
     if (row_.size() > MAX_VALUE_BYTES)
         return too_big("a row", row_.size(), MAX_VALUE_BYTES);
     Session *session = this->session();
-    if ((error = prepare_write(row_.size() + 4 * table_share->keys * (256 + new_primary_.size()), false)))
+    if ((error = prepare_write(row_.size() + 4 * table_share->keys * (256 + new_primary_.size()),
+                               false)))
         return error;
     bool may_meet = may_meet_duplicates(old_record, new_record);
     uint64_t savepoint = may_meet ? session->set_savepoint() : 0;
@@ -220,7 +226,8 @@ int ha_millrace::update_row(const uchar *old_record, const uchar *new_record)
     }
     counters.rows_sent++;
     for (uint key = 0; key < table_share->keys; key++)
-        if (!is_primary(key) && (error = replace_key(key, old_record, new_record, old_primary, new_primary_)))
+        if (!is_primary(key) &&
+            (error = replace_key(key, old_record, new_record, old_primary, new_primary_)))
             return error;
     if (table->found_next_number_field && new_record == table->record[0] &&
         bitmap_is_set(table->write_set, table->found_next_number_field->field_index))
@@ -290,7 +297,9 @@ void ha_millrace::report_duplicate(const Op &op, const Op &first)
 static uint64_t positive(Field *field)
 {
     longlong value = field->val_int();
-    return value > 0 || static_cast<Field_num *>(field)->unsigned_flag ? static_cast<uint64_t>(value) : 0;
+    return value > 0 || static_cast<Field_num *>(field)->unsigned_flag
+               ? static_cast<uint64_t>(value)
+               : 0;
 }
 
 void ha_millrace::saw_auto(Field *field) { share_->saw_auto(positive(field)); }
@@ -304,7 +313,8 @@ int ha_millrace::find_largest_auto()
     if (!(table->key_info[key].key_part[0].key_part_flag & HA_REVERSE_SORT))
         range.flags |= op_flag::BACKWARD;
     Reading reading = this->reading(key, true);
-    reading.flags &= static_cast<uint16_t>(~(op_flag::SHARED | op_flag::EXCLUSIVE | op_flag::SKIP_LOCKED));
+    reading.flags &=
+        static_cast<uint16_t>(~(op_flag::SHARED | op_flag::EXCLUSIVE | op_flag::SKIP_LOCKED));
     Op op;
     op.kind = op::SCAN;
     op.index = reading.index;

@@ -82,8 +82,8 @@ void KeyCodec::open_text(Part *part)
     cs->fill(reinterpret_cast<char *>(blank), cs->mbminlen, ' ');
     uchar weight[64];
     size_t size = cs->strnxfrm(weight, sizeof(weight), 1, blank, cs->mbminlen, 0);
-    bool is_plain = cs->levels_for_order <= 1 && !(cs->state & MY_CS_STRNXFRM_BAD_NWEIGHTS) && size > 0 &&
-                    size <= MAX_SPACE_BYTES;
+    bool is_plain = cs->levels_for_order <= 1 && !(cs->state & MY_CS_STRNXFRM_BAD_NWEIGHTS) &&
+                    size > 0 && size <= MAX_SPACE_BYTES;
     if (!is_plain) {
         part->kind = Kind::TEXT_FIXED;
         return;
@@ -159,8 +159,8 @@ void KeyCodec::encode_value(const Part &part, my_ptrdiff_t offset, Bytes *out)
     }
     Bytes *weights = scratch_bytes();
     weights->reserve(part.out_bytes + 16);
-    size_t size = from.size ? cs->strnxfrm(weights->grow(part.out_bytes), part.out_bytes, part.out_bytes,
-                                           from.data, from.size, 0)
+    size_t size = from.size ? cs->strnxfrm(weights->grow(part.out_bytes), part.out_bytes,
+                                           part.out_bytes, from.data, from.size, 0)
                             : 0;
     Slice slice(weights->data(), size);
     if (part.kind == Kind::TEXT_PAD)
@@ -215,7 +215,8 @@ bool KeyCodec::can_decode() const
     return true;
 }
 
-const uint8_t *KeyCodec::decode_part(const Part &part, const uint8_t *at, const uint8_t *end, uchar *record)
+const uint8_t *KeyCodec::decode_part(const Part &part, const uint8_t *at, const uint8_t *end,
+                                     uchar *record)
 {
     my_ptrdiff_t offset = record - part.field->table->record[0];
     uint8_t flip = part.is_downward ? 0xff : 0;
@@ -253,7 +254,8 @@ const uint8_t *KeyCodec::decode_part(const Part &part, const uint8_t *at, const 
     copy.append(at, part.out_bytes);
     if (flip)
         invert(copy.data(), copy.size());
-    return decode_value(part.field, copy.data(), part.out_bytes, offset) ? at + part.out_bytes : nullptr;
+    return decode_value(part.field, copy.data(), part.out_bytes, offset) ? at + part.out_bytes
+                                                                         : nullptr;
 }
 
 bool KeyCodec::decode(Slice key, uchar *record) const

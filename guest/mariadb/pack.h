@@ -52,8 +52,14 @@ public:
     bool is_nullable(uint n) const { return parts_[n].is_nullable; }
     bool is_downward(uint n) const { return parts_[n].is_downward; }
     /* Bytes of any value, without the one of NULL; 0: they differ. */
-    uint fixed_bytes(uint n) const { return parts_[n].kind == Kind::FIXED ? parts_[n].out_bytes : 0; }
-    void encode_one(uint n, const uchar *record, Bytes *out) const { encode_part(parts_[n], record, out); }
+    uint fixed_bytes(uint n) const
+    {
+        return parts_[n].kind == Kind::FIXED ? parts_[n].out_bytes : 0;
+    }
+    void encode_one(uint n, const uchar *record, Bytes *out) const
+    {
+        encode_part(parts_[n], record, out);
+    }
     /* Fills in the columns of the key; false: these bytes are no key. */
     bool decode(Slice key, uchar *record) const;
 
@@ -83,7 +89,8 @@ private:
     bool encode_part(const Part &part, const uchar *record, Bytes *out) const;
     static void encode_value(const Part &part, my_ptrdiff_t offset, Bytes *out);
     static Slice text(const Part &part, my_ptrdiff_t offset);
-    static const uint8_t *decode_part(const Part &part, const uint8_t *at, const uint8_t *end, uchar *record);
+    static const uint8_t *decode_part(const Part &part, const uint8_t *at, const uint8_t *end,
+                                      uchar *record);
 
     KEY *key_ = nullptr;
     bool is_unique_ = false;

@@ -36,47 +36,55 @@ static MYSQL_SYSVAR_STR(
     "Where the host listens: vsock:CID:PORT or unix:/path. Sessions that begin afterwards "
     "use a new one",
     check_address, nullptr, "vsock:2:28019");
-static MYSQL_SYSVAR_STR(ring, ring, PLUGIN_VAR_RQCMDARG | PLUGIN_VAR_MEMALLOC,
-                        "Memory that is shared with the host, used in place of sockets: AUTO looks for the "
-                        "device, OFF does without, any other text is a file. Sessions that begin afterwards "
-                        "use a new one",
-                        nullptr, nullptr, "auto");
-static MYSQL_SYSVAR_ULONG(spin_us, spin_us, PLUGIN_VAR_RQCMDARG,
-                          "How many microseconds a session looks at that memory, at most, before it sleeps",
-                          nullptr, nullptr, 50, 0, 10000, 0);
+static MYSQL_SYSVAR_STR(
+    ring, ring, PLUGIN_VAR_RQCMDARG | PLUGIN_VAR_MEMALLOC,
+    "Memory that is shared with the host, used in place of sockets: AUTO looks for the "
+    "device, OFF does without, any other text is a file. Sessions that begin afterwards "
+    "use a new one",
+    nullptr, nullptr, "auto");
+static MYSQL_SYSVAR_ULONG(
+    spin_us, spin_us, PLUGIN_VAR_RQCMDARG,
+    "How many microseconds a session looks at that memory, at most, before it sleeps", nullptr,
+    nullptr, 50, 0, 10000, 0);
 static MYSQL_SYSVAR_ULONG(
     reconnect_timeout, reconnect_timeout, PLUGIN_VAR_RQCMDARG,
-    "How many seconds a broken connection to the host is tried again before statements fail", nullptr,
-    nullptr, 30, 1, 3600, 0);
+    "How many seconds a broken connection to the host is tried again before statements fail",
+    nullptr, nullptr, 30, 1, 3600, 0);
 static MYSQL_SYSVAR_ULONG(pool_size, pool_most, PLUGIN_VAR_RQCMDARG,
-                          "How many idle connections to the host are kept for sessions that come", nullptr,
-                          nullptr, 32, 0, 1024, 0);
+                          "How many idle connections to the host are kept for sessions that come",
+                          nullptr, nullptr, 32, 0, 1024, 0);
 static MYSQL_THDVAR_BOOL(
     durable, PLUGIN_VAR_RQCMDARG,
     "Commits wait until they are durable. OFF: they may be lost when the host fails, never "
     "in part or out of order",
     nullptr, nullptr, 1);
-static MYSQL_THDVAR_BOOL(snapshot_isolation, PLUGIN_VAR_RQCMDARG,
-                         "A lock of a row that somebody changed after the transaction's snapshot fails",
-                         nullptr, nullptr, 0);
-static MYSQL_THDVAR_BOOL(buffer_writes, PLUGIN_VAR_RQCMDARG,
-                         "Rows are sent at the end of the statement, together. OFF: each one at once",
-                         nullptr, nullptr, 1);
-static MYSQL_THDVAR_BOOL(buffer_transactions, PLUGIN_VAR_RQCMDARG,
-                         "Rows of INSERTs in a transaction are sent together at its end, or before the next "
-                         "read. Duplicates are found then, and roll the transaction back",
-                         nullptr, nullptr, 0);
-static MYSQL_THDVAR_BOOL(condition_pushdown, PLUGIN_VAR_RQCMDARG,
-                         "The host checks conditions that it can check, so that only rows which may match are "
-                         "sent",
-                         nullptr, nullptr, 1);
-static MYSQL_THDVAR_ULONG(lock_wait_timeout, PLUGIN_VAR_RQCMDARG, "How many seconds a lock is waited for",
-                          nullptr, nullptr, 50, 0, 1000000, 0);
-static MYSQL_THDVAR_ULONG(batch_bytes, PLUGIN_VAR_RQCMDARG, "Rows wait until there are so many bytes of them",
-                          nullptr, nullptr, 1 << 20, 1024, 8 << 20, 0);
+static MYSQL_THDVAR_BOOL(
+    snapshot_isolation, PLUGIN_VAR_RQCMDARG,
+    "A lock of a row that somebody changed after the transaction's snapshot fails", nullptr,
+    nullptr, 0);
+static MYSQL_THDVAR_BOOL(
+    buffer_writes, PLUGIN_VAR_RQCMDARG,
+    "Rows are sent at the end of the statement, together. OFF: each one at once", nullptr, nullptr,
+    1);
+static MYSQL_THDVAR_BOOL(
+    buffer_transactions, PLUGIN_VAR_RQCMDARG,
+    "Rows of INSERTs in a transaction are sent together at its end, or before the next "
+    "read. Duplicates are found then, and roll the transaction back",
+    nullptr, nullptr, 0);
+static MYSQL_THDVAR_BOOL(
+    condition_pushdown, PLUGIN_VAR_RQCMDARG,
+    "The host checks conditions that it can check, so that only rows which may match are "
+    "sent",
+    nullptr, nullptr, 1);
+static MYSQL_THDVAR_ULONG(lock_wait_timeout, PLUGIN_VAR_RQCMDARG,
+                          "How many seconds a lock is waited for", nullptr, nullptr, 50, 0, 1000000,
+                          0);
+static MYSQL_THDVAR_ULONG(batch_bytes, PLUGIN_VAR_RQCMDARG,
+                          "Rows wait until there are so many bytes of them", nullptr, nullptr,
+                          1 << 20, 1024, 8 << 20, 0);
 static MYSQL_THDVAR_ULONG(autoinc_batch, PLUGIN_VAR_RQCMDARG,
-                          "How many AUTO_INCREMENT values are reserved at a time", nullptr, nullptr, 256, 1,
-                          1000000, 0);
+                          "How many AUTO_INCREMENT values are reserved at a time", nullptr, nullptr,
+                          256, 1, 1000000, 0);
 
 static st_mysql_sys_var *variables[] = {
     MYSQL_SYSVAR(address),
@@ -212,8 +220,8 @@ static int end_by_xid(XID *xid, bool is_commit)
         return -4; /* XAER_NOTA: the server asks all engines */
     /* The server goes by the error, not by the return value, and keeps the transaction for
      * another try. */
-    session.fail(error, "the host has not confirmed the end of a prepared transaction: ", session.last_text(),
-                 false);
+    session.fail(error, "the host has not confirmed the end of a prepared transaction: ",
+                 session.last_text(), false);
     return -7; /* XAER_RMFAIL */
 }
 static int commit_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, true); }

@@ -33,11 +33,13 @@ bool unpack_xid(Slice name, XID *xid)
         return false;
     memcpy(numbers, name.data, sizeof(numbers));
     uint64_t global = numbers[1], branch = numbers[2];
-    if (global > MAXGTRIDSIZE || branch > MAXBQUALSIZE || name.size - sizeof(numbers) != global + branch)
+    if (global > MAXGTRIDSIZE || branch > MAXBQUALSIZE ||
+        name.size - sizeof(numbers) != global + branch)
         return false;
     xid->set(static_cast<long>(static_cast<uint64_t>(numbers[0])),
              reinterpret_cast<const char *>(name.data) + sizeof(numbers), static_cast<long>(global),
-             reinterpret_cast<const char *>(name.data) + sizeof(numbers) + global, static_cast<long>(branch));
+             reinterpret_cast<const char *>(name.data) + sizeof(numbers) + global,
+             static_cast<long>(branch));
     return true;
 }
 
@@ -131,7 +133,8 @@ int Session::free_name(const Bytes &name)
         }
         if (taken && !finish(taken))
             return fail(HA_ERR_NO_CONNECTION, "",
-                        "the host has not confirmed the end of an earlier transaction of this name", false);
+                        "the host has not confirmed the end of an earlier transaction of this name",
+                        false);
         if (thd_ && thd_kill_level(thd_) != THD_IS_NOT_KILLED)
             return HA_ERR_ABORTED_BY_USER;
     }

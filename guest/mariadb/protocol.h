@@ -324,8 +324,8 @@ struct Speaks {
     U32 reserved;
 };
 static_assert(sizeof(BatchHeader) == 24 && sizeof(OpHeader) == 24 && sizeof(ReplyHeader) == 16 &&
-                  sizeof(AnswerHeader) == 16 && sizeof(RowHeader) == 12 && sizeof(FilterHeader) == 16 &&
-                  sizeof(TermHeader) == 16,
+                  sizeof(AnswerHeader) == 16 && sizeof(RowHeader) == 12 &&
+                  sizeof(FilterHeader) == 16 && sizeof(TermHeader) == 16,
               "as table.rs");
 
 /* `extra` of a scan. */

@@ -195,7 +195,8 @@ bool Ring::take_flag(size_t off)
     if (!is_mine())
         return false;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0 && __atomic_exchange_n(flag, 0, __ATOMIC_RELAXED) != 0;
+    return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0 &&
+           __atomic_exchange_n(flag, 0, __ATOMIC_RELAXED) != 0;
 }
 
 bool Ring::sleep()

@@ -71,7 +71,8 @@ void Session::reset_transaction()
     marks_.clear();
     table_locks_.clear();
     tx_ = last_savepoint_ = 0;
-    is_begun_ = has_written_ = has_locks_ = is_prepared_ = has_pending_writes_ = has_buffered_ = false;
+    is_begun_ = has_written_ = has_locks_ = is_prepared_ = has_pending_writes_ = has_buffered_ =
+        false;
     is_lost_ = has_ended_ = is_unknown_ = false;
     bool was_reported = is_reported_;
     reset_statement();
@@ -162,7 +163,8 @@ int Session::send(const Sending &sending, Bytes *body, Reply *reply)
         flags |= batch_flag::ALL_OR_NOTHING;
     counters.batches++;
     counters.ops += batch_.ops();
-    Bytes request = batch_.take(sending.is_alone ? 0 : tx_, flags, thd_ ? lock_wait_ms(thd_) : 50000);
+    Bytes request =
+        batch_.take(sending.is_alone ? 0 : tx_, flags, thd_ ? lock_wait_ms(thd_) : 50000);
     sent_marks_.swap(marks_);
     marks_.clear();
     bool is_savepoint_new = statement_savepoint_ != 0 && !is_savepoint_sent_;
@@ -201,7 +203,8 @@ int Session::send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *
     counters.ops += batch->ops();
     Killed killed = {is_killed, thd_};
     Bytes request = batch->take(0, 0, thd_ ? lock_wait_ms(thd_) : 50000);
-    Call call = client_->call(std::move(request), is_repeatable ? flag::REPEATABLE : 0, killed, body);
+    Call call =
+        client_->call(std::move(request), is_repeatable ? flag::REPEATABLE : 0, killed, body);
     if (call != Call::DONE)
         return sent_badly(call, is_quiet);
     if (!reply->parse(*body))
@@ -213,7 +216,8 @@ int Session::send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *
     return failed_status(reply->status, text, is_quiet);
 }
 
-int Session::send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *body, Answer *answer)
+int Session::send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *body,
+                        Answer *answer)
 {
     Batch batch;
     batch.add(op);
@@ -263,7 +267,10 @@ int Session::flush()
     return send(sending, &reply_, &reply);
 }
 
-bool Session::buffers_transaction() const { return thd_ && is_long() && millrace::buffers_transaction(thd_); }
+bool Session::buffers_transaction() const
+{
+    return thd_ && is_long() && millrace::buffers_transaction(thd_);
+}
 
 int Session::settle() { return has_buffered_ ? flush() : 0; }
 
@@ -302,9 +309,10 @@ int Session::sent_badly(Call call, bool is_quiet)
         return HA_ERR_ABORTED_BY_USER;
     }
     const char *end =
-        was_open ? "; the transaction is rolled back, unless it was just committed: then its outcome "
-                   "is not known"
-                 : "";
+        was_open
+            ? "; the transaction is rolled back, unless it was just committed: then its outcome "
+              "is not known"
+            : "";
     return fail(call == Call::FAILED ? HA_ERR_INTERNAL_ERROR : HA_ERR_NO_CONNECTION, "",
                 client_->error() + end, is_quiet);
 }
@@ -339,10 +347,11 @@ int Session::failed_buffered(const Reply &reply)
     }
     has_ended_ = reply.flags & reply_flag::ENDED;
     is_reported_ = true;
-    my_printf_error(ER_DUP_ENTRY,
-                    "MILLRACE: duplicate entry in a row that an earlier statement of this transaction "
-                    "inserted (millrace_buffer_transactions); the transaction was rolled back",
-                    MYF(0));
+    my_printf_error(
+        ER_DUP_ENTRY,
+        "MILLRACE: duplicate entry in a row that an earlier statement of this transaction "
+        "inserted (millrace_buffer_transactions); the transaction was rolled back",
+        MYF(0));
     return lose(HA_ERR_ROLLBACK);
 }
 
@@ -357,8 +366,8 @@ int Session::failed(const Reply &reply, const Sending &sending)
     }
     std::string text(reinterpret_cast<const char *>(reply.text.data), reply.text.size);
     int error = failed_status(reply.status, text, sending.is_quiet);
-    bool is_fatal =
-        reply.status == status::DEADLOCK || reply.status == status::CONFLICT || reply.status == status::LOST;
+    bool is_fatal = reply.status == status::DEADLOCK || reply.status == status::CONFLICT ||
+                    reply.status == status::LOST;
     return (has_ended || is_fatal) && !sending.is_alone ? lose(error) : error;
 }
 
@@ -394,11 +403,13 @@ int Session::failed_status(uint16_t status, const std::string &text, bool is_qui
                 my_error(meaning.sql, MYF(0));
             return meaning.error;
         }
-        const char *also = status == status::LOST ? " (the transaction was rolled back: the host's store was "
-                                                    "replaced, or ended it)"
-                                                  : "";
+        const char *also = status == status::LOST
+                               ? " (the transaction was rolled back: the host's store was "
+                                 "replaced, or ended it)"
+                               : "";
         return fail(meaning.error, "",
-                    std::string(status_name(status)) + (text.empty() ? "" : ": ") + text + also, is_quiet);
+                    std::string(status_name(status)) + (text.empty() ? "" : ": ") + text + also,
+                    is_quiet);
     }
     return fail(HA_ERR_INTERNAL_ERROR, "",
                 std::string(status_name(status)) + (text.empty() ? "" : ": ") + text, is_quiet);

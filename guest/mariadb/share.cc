@@ -217,8 +217,8 @@ static uint64_t round_up(uint64_t at, uint64_t offset, uint64_t increment)
     return offset + steps * increment;
 }
 
-int Share::take_auto(Session *session, uint64_t offset, uint64_t increment, uint64_t count, uint64_t *first,
-                     uint64_t *reserved)
+int Share::take_auto(Session *session, uint64_t offset, uint64_t increment, uint64_t count,
+                     uint64_t *first, uint64_t *reserved)
 {
     std::lock_guard<std::mutex> guard(lock_);
     if (increment > 1 && offset > increment)

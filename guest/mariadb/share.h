@@ -43,8 +43,8 @@ public:
 
     /* Takes up to `count` values, each `increment` from the one before. Returns how many there
      * were. */
-    int take_auto(Session *session, uint64_t offset, uint64_t increment, uint64_t count, uint64_t *first,
-                  uint64_t *reserved);
+    int take_auto(Session *session, uint64_t offset, uint64_t increment, uint64_t count,
+                  uint64_t *first, uint64_t *reserved);
     bool needs_largest();
     void know_largest(uint64_t largest);
     /* Notes that an explicit value was written. */

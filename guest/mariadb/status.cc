@@ -7,7 +7,8 @@
 
 namespace millrace {
 
-template <std::atomic<uint64_t> Counters::*which> static int show(THD *, SHOW_VAR *var, char *buffer)
+template <std::atomic<uint64_t> Counters::*which>
+static int show(THD *, SHOW_VAR *var, char *buffer)
 {
     var->type = SHOW_ULONGLONG;
     var->value = buffer;
@@ -15,20 +16,24 @@ template <std::atomic<uint64_t> Counters::*which> static int show(THD *, SHOW_VA
     memcpy(buffer, &value, sizeof(value));
     return 0;
 }
-#define MILLRACE_COUNTER(name)                                                                               \
+#define MILLRACE_COUNTER(name)                                                                     \
     {"Millrace_" #name, reinterpret_cast<char *>(&show<&Counters::name>), SHOW_SIMPLE_FUNC}
 
 SHOW_VAR status_variables[] = {
-    MILLRACE_COUNTER(requests),       MILLRACE_COUNTER(round_trips), MILLRACE_COUNTER(bytes_sent),
-    MILLRACE_COUNTER(bytes_received), MILLRACE_COUNTER(connects),    MILLRACE_COUNTER(reconnects),
-    MILLRACE_COUNTER(batches),        MILLRACE_COUNTER(ops),         MILLRACE_COUNTER(commits),
-    MILLRACE_COUNTER(prepares),       MILLRACE_COUNTER(rollbacks),   MILLRACE_COUNTER(rows_sent),
-    MILLRACE_COUNTER(rows_fetched),   MILLRACE_COUNTER(cancels),     MILLRACE_COUNTER(filtered_reads),
-    MILLRACE_COUNTER(rings),          MILLRACE_COUNTER(bells),       MILLRACE_COUNTER(sleeps),
+    MILLRACE_COUNTER(requests),       MILLRACE_COUNTER(round_trips),
+    MILLRACE_COUNTER(bytes_sent),     MILLRACE_COUNTER(bytes_received),
+    MILLRACE_COUNTER(connects),       MILLRACE_COUNTER(reconnects),
+    MILLRACE_COUNTER(batches),        MILLRACE_COUNTER(ops),
+    MILLRACE_COUNTER(commits),        MILLRACE_COUNTER(prepares),
+    MILLRACE_COUNTER(rollbacks),      MILLRACE_COUNTER(rows_sent),
+    MILLRACE_COUNTER(rows_fetched),   MILLRACE_COUNTER(cancels),
+    MILLRACE_COUNTER(filtered_reads), MILLRACE_COUNTER(rings),
+    MILLRACE_COUNTER(bells),          MILLRACE_COUNTER(sleeps),
     {nullptr, nullptr, SHOW_UNDEF},
 };
 
-static void add_line(std::string *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add_line(std::string *text, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 static void add_line(std::string *text, const char *format, ...)
 {
@@ -54,7 +59,9 @@ static long long count_prepared(Session *session)
     op.kind = op::LIST_PREPARED;
     Bytes body;
     Answer answer;
-    return session->send_alone(op, true, true, &body, &answer) ? -1 : static_cast<long long>(answer.rows);
+    return session->send_alone(op, true, true, &body, &answer)
+               ? -1
+               : static_cast<long long>(answer.rows);
 }
 
 std::string status_text(Session *session)
@@ -68,16 +75,18 @@ std::string status_text(Session *session)
         add_line(&text, "state         connected; %lld transactions are prepared", prepared);
     add_line(&text, "connections   %llu made, %llu made again, %zu idle", count(counters.connects),
              count(counters.reconnects), pool_count());
-    add_line(&text, "rings         %llu of them went on by one; %llu bells, %llu sleeps", count(counters.rings),
-             count(counters.bells), count(counters.sleeps));
+    add_line(&text, "rings         %llu of them went on by one; %llu bells, %llu sleeps",
+             count(counters.rings), count(counters.bells), count(counters.sleeps));
     add_line(&text, "requests      %llu, %llu waited for, %llu cancelled", count(counters.requests),
              count(counters.round_trips), count(counters.cancels));
     add_line(&text, "bytes         %llu sent, %llu received", count(counters.bytes_sent),
              count(counters.bytes_received));
     add_line(&text, "batches       %llu of %llu ops", count(counters.batches), count(counters.ops));
-    add_line(&text, "rows          %llu sent, %llu fetched; %llu reads had a filter", count(counters.rows_sent),
-             count(counters.rows_fetched), count(counters.filtered_reads));
-    add_line(&text, "transactions  %llu commits, %llu prepares, %llu rollbacks, %zu ends not confirmed",
+    add_line(&text, "rows          %llu sent, %llu fetched; %llu reads had a filter",
+             count(counters.rows_sent), count(counters.rows_fetched),
+             count(counters.filtered_reads));
+    add_line(&text,
+             "transactions  %llu commits, %llu prepares, %llu rollbacks, %zu ends not confirmed",
              count(counters.commits), count(counters.prepares), count(counters.rollbacks),
              count_unfinished());
     return text;

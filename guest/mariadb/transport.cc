@@ -133,11 +133,13 @@ void Stream::change_over(std::unique_ptr<Ring> ring)
     ring_ = std::move(ring);
 }
 
-bool Stream::write(const void *head, size_t head_bytes, const void *body, size_t body_bytes, int timeout_ms)
+bool Stream::write(const void *head, size_t head_bytes, const void *body, size_t body_bytes,
+                   int timeout_ms)
 {
     if (!ring_)
         return write_to_socket(head, head_bytes, body, body_bytes, timeout_ms);
-    if (!write_to_ring(head, head_bytes, timeout_ms) || !write_to_ring(body, body_bytes, timeout_ms))
+    if (!write_to_ring(head, head_bytes, timeout_ms) ||
+        !write_to_ring(body, body_bytes, timeout_ms))
         return false;
     tell_host();
     return true;
@@ -257,11 +259,12 @@ bool Stream::wait_for_ring(int timeout_ms)
 
 /* --- by socket --- */
 
-bool Stream::write_to_socket(const void *head, size_t head_bytes, const void *body, size_t body_bytes,
-                             int timeout_ms)
+bool Stream::write_to_socket(const void *head, size_t head_bytes, const void *body,
+                             size_t body_bytes, int timeout_ms)
 {
     int fd = fd_;
-    iovec parts[2] = {{const_cast<void *>(head), head_bytes}, {const_cast<void *>(body), body_bytes}};
+    iovec parts[2] = {{const_cast<void *>(head), head_bytes},
+                      {const_cast<void *>(body), body_bytes}};
     msghdr message;
     memset(&message, 0, sizeof(message));
     message.msg_iov = parts;

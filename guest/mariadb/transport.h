@@ -35,7 +35,8 @@ public:
 
     /* Writes both parts, in one system call where the socket takes them; false, and errno: not
      * in time. */
-    bool write(const void *head, size_t head_bytes, const void *body, size_t body_bytes, int timeout_ms);
+    bool write(const void *head, size_t head_bytes, const void *body, size_t body_bytes,
+               int timeout_ms);
     /* Reads like read(2). */
     ssize_t read(void *to, size_t most);
     /* Waits for bytes to read; false: in vain. */

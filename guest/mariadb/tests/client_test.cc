@@ -33,7 +33,8 @@ public:
         address.sun_family = AF_UNIX;
         snprintf(address.sun_path, sizeof(address.sun_path), "%s/s", folder_.c_str());
         listener_ = socket(AF_UNIX, SOCK_STREAM, 0);
-        if (bind(listener_, reinterpret_cast<sockaddr *>(&address), sizeof(address)) || listen(listener_, 8))
+        if (bind(listener_, reinterpret_cast<sockaddr *>(&address), sizeof(address)) ||
+            listen(listener_, 8))
             perror("listen");
         thread_ = std::thread([this, script] { script(*this); });
     }
@@ -133,8 +134,8 @@ private:
     }
 
 public:
-    static std::string frame_of(uint16_t kind, uint64_t seq, const void *body, uint32_t bytes, uint16_t flags,
-                                uint64_t stamp = 0)
+    static std::string frame_of(uint16_t kind, uint64_t seq, const void *body, uint32_t bytes,
+                                uint16_t flags, uint64_t stamp = 0)
     {
         Frame frame;
         frame.len_bytes = bytes;
@@ -177,7 +178,8 @@ static void test_asked_again()
     });
     Client client(host.way(), "table", 30000);
     Bytes reply;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && was_again, "asked again, and marked");
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && was_again,
+          "asked again, and marked");
     check(reply.size() == 4, "the reply's body");
 }
 
@@ -229,7 +231,8 @@ public:
         name_ = name;
         if (ftruncate(fd, SLOTS_OFF + SLOT_BYTES))
             perror("ftruncate");
-        void *base = mmap(nullptr, SLOTS_OFF + SLOT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        void *base =
+            mmap(nullptr, SLOTS_OFF + SLOT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         close(fd);
         base_ = static_cast<uint8_t *>(base);
         RegionHead head;
@@ -310,7 +313,8 @@ static void test_by_ring()
         while (!memory.flag(8))
             std::this_thread::yield();
         memory.take(h, sizeof(Frame) + 2 * DATA_BYTES);
-        memory.give(h, Host::frame_of(kind::REPLY, 2, long_reply.data(), static_cast<uint32_t>(long_reply.size()), 0, STAMP));
+        memory.give(h, Host::frame_of(kind::REPLY, 2, long_reply.data(),
+                                      static_cast<uint32_t>(long_reply.size()), 0, STAMP));
         /* Gone: what is in the ring still counts. */
         memory.take(h, sizeof(Frame) + 1);
         memory.give(h, Host::frame_of(kind::REPLY, 3, "last", 4, 0, STAMP));
@@ -324,14 +328,18 @@ static void test_by_ring()
     way.spin_us = 20;
     Client client(way, "table", 30000);
     Bytes reply, long_body;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4, "by ring");
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4,
+          "by ring");
     check(heard.size() == sizeof(Frame) + 1 && heard.back() == 'a', "what the host read");
     memset(long_body.grow(2 * DATA_BYTES), 'x', 2 * DATA_BYTES);
     check(client.call(std::move(long_body), 0, Killed(), &reply) == Call::DONE, "a long one");
-    check(reply.size() == long_reply.size() && memcmp(reply.data(), long_reply.data(), reply.size()) == 0,
+    check(reply.size() == long_reply.size() &&
+              memcmp(reply.data(), long_reply.data(), reply.size()) == 0,
           "a long reply");
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4, "the last words");
-    check(client.call(body("c"), 0, Killed(), &reply) == Call::DONE, "by socket, when there is no ring");
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4,
+          "the last words");
+    check(client.call(body("c"), 0, Killed(), &reply) == Call::DONE,
+          "by socket, when there is no ring");
     check(counters.rings == 1, "one connection went by a ring");
 }
 
@@ -383,8 +391,10 @@ static void test_ring_only()
     });
     Client client(host.way(memory.name()), "table", 30000);
     Bytes reply;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4, "a ring, after all");
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::UNREACHABLE, "no ring, and no other way");
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4,
+          "a ring, after all");
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::UNREACHABLE,
+          "no ring, and no other way");
     check(client.failure_code() == failure::RING_ONLY, "and it is told why");
 }
 
@@ -410,7 +420,8 @@ static void test_slot_of_another()
     check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE, "its own slot");
     while (memory.word(STAMP_OFF) == STAMP || memory.word(128) < 3 * (sizeof(Frame) + 4))
         std::this_thread::yield();
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 5, "another's slot");
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 5,
+          "another's slot");
 }
 
 /* A connection breaks, and the reply is there again before the host says which ring the next one
@@ -437,9 +448,10 @@ static void test_reply_before_ring()
     });
     Client client(host.way(memory.name()), "table", 30000);
     Bytes reply;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4, "an early reply");
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && memcmp(reply.data(), "next", 4) == 0 &&
-              is_again,
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4,
+          "an early reply");
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE &&
+              memcmp(reply.data(), "next", 4) == 0 && is_again,
           "the next one");
 }
 

@@ -72,7 +72,8 @@ static void test_no_pad()
         is_ordered &= compare_bytes(x, y) == sign(a.compare(b));
         if (a != b && x.size() <= y.size())
             is_prefix_free &= memcmp(x.data(), y.data(), x.size()) != 0;
-        comes_back &= decode_no_pad(x.data(), x.end(), &back) == x.end() && back.size() == a.size() &&
+        comes_back &= decode_no_pad(x.data(), x.end(), &back) == x.end() &&
+                      back.size() == a.size() &&
                       std::equal(a.begin(), a.end(), reinterpret_cast<const char *>(back.data()));
     }
     check(is_ordered, "NO PAD strings are in order");
@@ -113,7 +114,8 @@ static void test_parts()
     Space space = space_of(" ");
     bool is_ordered = true;
     for (int i = 0; i < 100000; i++) {
-        std::string a[2] = {word(random, 1), word(random, 1)}, b[2] = {word(random, 1), word(random, 1)};
+        std::string a[2] = {word(random, 1), word(random, 1)},
+                    b[2] = {word(random, 1), word(random, 1)};
         Bytes x, y;
         bool is_downward = random() % 2;
         for (int side = 0; side < 2; side++) {
@@ -173,7 +175,8 @@ static void test_batch()
     Bytes body = batch.take(5, batch_flag::BEGIN, 1000);
     BatchHeader header;
     memcpy(&header, body.data(), sizeof(header));
-    check(header.tx == 5 && header.ops == 100 && header.flags == batch_flag::BEGIN && header.wait_ms == 1000,
+    check(header.tx == 5 && header.ops == 100 && header.flags == batch_flag::BEGIN &&
+              header.wait_ms == 1000,
           "a batch's header");
     Op op;
     check(Batch::find(body, 60, &op) && op.index == 60 && op.extra == 60 * 1000000007ULL &&
@@ -251,8 +254,8 @@ static void test_replies()
 {
     Bytes body = sample_reply();
     Reply reply;
-    check(reply.parse(body) && reply.status == status::EXISTS && reply.done == 3 && reply.text.size == 5 &&
-              reply.flags == reply_flag::ENDED,
+    check(reply.parse(body) && reply.status == status::EXISTS && reply.done == 3 &&
+              reply.text.size == 5 && reply.flags == reply_flag::ENDED,
           "a reply's header");
     check(read_all(body) == 4, "a reply's rows");
     bool is_less = true;
@@ -268,7 +271,8 @@ static void test_replies()
         Bytes part;
         part.append(body.data(), random() % (body.size() + 1));
         for (int n = random() % 6; n > 0 && part.size(); n--)
-            part.data()[random() % part.size()] = static_cast<uint8_t>(random() % 3 ? 0xff : random());
+            part.data()[random() % part.size()] =
+                static_cast<uint8_t>(random() % 3 ? 0xff : random());
         read_all(part);
         Bytes out;
         decode_no_pad(part.data(), part.end(), &out);
@@ -343,7 +347,8 @@ static void test_number_filters()
             is_exact &= (low != high && width > 1) || is_in == is_through;
         }
         if (low >> 8 == high >> 8)
-            is_useful &= !passes(value, row_of(high + 256, width)) || high + 256 > UINT64_MAX >> (64 - 8 * width);
+            is_useful &= !passes(value, row_of(high + 256, width)) ||
+                         high + 256 > UINT64_MAX >> (64 - 8 * width);
     }
     check(is_safe, "a filter of numbers stops none that is in the range");
     check(is_exact, "it is exact for one number, and for one byte");
@@ -365,8 +370,8 @@ static void test_filters()
     check(header.high_bytes == 4 && header.terms == MAX_TERMS && header.examine == 9 &&
               memcmp(value.data() + sizeof(header), "high", 4) == 0,
           "a filter's header and bound");
-    check(term.part == part::KEY && term.test == test::EQUAL && term.offset == 7 && term.len_bytes == 3 &&
-              term.operand_bytes == 3,
+    check(term.part == part::KEY && term.test == test::EQUAL && term.offset == 7 &&
+              term.len_bytes == 3 && term.operand_bytes == 3,
           "a filter's term");
     check(value.size() == sizeof(header) + 4 + MAX_TERMS * (sizeof(term) + 3), "a filter's size");
     Filter long_one;
