@@ -22,7 +22,7 @@ pub enum Method {
     Put,
     /// Remove one.
     Delete,
-    /// Something else.
+    /// Any other method.
     Other,
 }
 

@@ -5,7 +5,7 @@
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// There is no such file.
+    /// No such file.
     pub const NOENT: Self = Self(2);
     /// The storage failed.
     pub const IO: Self = Self(5);
@@ -13,7 +13,7 @@ impl Errno {
     pub const BADF: Self = Self(9);
     /// No memory.
     pub const NOMEM: Self = Self(12);
-    /// There is such a file.
+    /// File exists.
     pub const EXIST: Self = Self(17);
     /// A wrong argument.
     pub const INVAL: Self = Self(22);

@@ -26,7 +26,7 @@ pub use guest_abi::stream::{CHUNK_BYTES, WINDOW_BYTES};
 /// Progress of an executor after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// There is more to do: bytes were used, or something was said.
+    /// More may follow at once: bytes were used, or a reply was written.
     GoOn,
     /// More bytes have to come first.
     Wait,

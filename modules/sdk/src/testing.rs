@@ -466,5 +466,4 @@ impl Host for TestHost {
 }
 
 #[cfg(test)]
-#[path = "testing/tests.rs"]
 mod tests;

@@ -36,7 +36,7 @@ pub struct Bulk {
 pub enum Row {
     /// A row; is it the last?
     Values(Vec<Value>, bool),
-    /// Something else than literals.
+    /// Text that is not a row of literals.
     Other,
 }
 

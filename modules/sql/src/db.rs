@@ -71,7 +71,7 @@ pub struct Db(Rc<Handle>);
 /// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stepped {
-    /// There is a row.
+    /// A row can be read.
     Row,
     /// The statement is done.
     Done,
@@ -390,19 +390,19 @@ impl Statement {
         unsafe { ffi::sqlite3_column_type(self.raw, at as c_int) }
     }
 
-    /// This row's whole number.
+    /// Whole number in a column of the row.
     pub fn int(&self, at: usize) -> i64 {
         // SAFETY: the statement is not finalised.
         unsafe { ffi::sqlite3_column_int64(self.raw, at as c_int) }
     }
 
-    /// This row's number.
+    /// Floating-point number in a column of the row.
     pub fn real(&self, at: usize) -> f64 {
         // SAFETY: the statement is not finalised.
         unsafe { ffi::sqlite3_column_double(self.raw, at as c_int) }
     }
 
-    /// This row's bytes, without a copy.
+    /// Bytes in a column of the row, without a copy.
     pub fn bytes(&self, at: usize) -> &[u8] {
         // SAFETY: the bytes are good until the next call that changes the statement, which wants it
         // `mut`; null if there is none.
@@ -413,7 +413,7 @@ impl Statement {
         }
     }
 
-    /// This row's value.
+    /// Value in a column of the row.
     pub fn value(&self, at: usize) -> Value {
         match self.kind(at) {
             ffi::SQLITE_INTEGER => Value::Int(self.int(at)),

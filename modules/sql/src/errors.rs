@@ -60,7 +60,7 @@ impl SqlError {
         Self::new(code::SYNTAX, text)
     }
 
-    /// Something that MySQL can do, and this cannot.
+    /// Error for a feature that MySQL has and this module lacks.
     pub fn unsupported(what: &str) -> Self {
         Self::new(code::NOT_SUPPORTED, format!("the module sql does not support {what}"))
     }
@@ -103,8 +103,8 @@ pub fn of_failure(failure: &Failure, statement_ms: u64) -> SqlError {
         ffi::SQLITE_CONSTRAINT_CHECK => code::CHECK,
         ffi::SQLITE_CONSTRAINT_DATATYPE | ffi::SQLITE_MISMATCH => code::OUT_OF_RANGE,
         ffi::SQLITE_BUSY_SNAPSHOT => {
-            let text = "Deadlock found when trying to get lock: another transaction has written since \
-                        this one began to read; try restarting transaction";
+            let text = "Deadlock found when trying to get lock: another transaction has written \
+                        since this one began to read; try restarting transaction";
             return SqlError::new(code::DEADLOCK, text);
         }
         other => match other & 0xff {

@@ -16,7 +16,7 @@ pub mod level {
 /// Locks of an index of the log.
 pub const SLOTS: usize = 8;
 
-/// Somebody else's lock is in the way.
+/// Refusal: a lock of another connection is in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy;
 

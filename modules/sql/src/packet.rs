@@ -87,7 +87,7 @@ pub mod column_type {
 
 /// Character sets.
 pub mod charset {
-    /// utf8mb4_general_ci.
+    /// Text: `utf8mb4_general_ci`.
     pub const UTF8MB4: u16 = 45;
     /// Bytes.
     pub const BINARY: u16 = 63;

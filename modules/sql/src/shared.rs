@@ -47,7 +47,7 @@ pub struct Shared {
     pub statement_ms: u64,
     /// Time when this call began.
     pub began_ms: u64,
-    /// Something was committed that is not known to be durable: replies wait for a sync.
+    /// Commits are not known to be durable yet: replies wait for a sync.
     pub is_dirty: bool,
     /// A transaction that wrote has ended: who waits for it goes on.
     pub is_freed: bool,

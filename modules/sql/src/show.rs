@@ -21,7 +21,7 @@ pub const VERSION: &str = concat!("5.7.44-millrace-", env!("CARGO_PKG_VERSION"))
 pub enum Show {
     /// Tables whose names are like that, with estimates.
     TableStatus(Option<Vec<u8>>),
-    /// Their names.
+    /// Names of tables that are like that.
     Tables(Option<Vec<u8>>),
     /// Databases.
     Databases,

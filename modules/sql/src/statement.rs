@@ -35,7 +35,7 @@ pub struct ActiveStatement {
 
 #[derive(Debug)]
 enum Stage {
-    /// Not begun: the plan, and the text of rows.
+    /// Planned, not begun: the plan, and the text of rows.
     Planned(Plan, Vec<u8>),
     /// Rows are sent.
     Reading(Statement, Vec<Form>),

@@ -1,5 +1,5 @@
-//! The fuzz target for five seconds (`FUZZ_SECONDS`) on its seeds and on changes of them, as `fuzz/short` has the
-//! others: it is here because SQLite is.
+//! The fuzz target for five seconds (`FUZZ_SECONDS`) on its seeds and on changes of them, as
+//! `fuzz/short` has the others: it is here because SQLite is.
 
 #[path = "../../../fuzz/fuzz_targets/sql_client.rs"]
 mod sql_client;

@@ -54,11 +54,11 @@
 //! one moment: files that are gone by then are removed from it.
 //!
 //! # Isolation
-//! Levels are those of `guest_abi::table`; `tests::isolation` shows each case. With the default snapshot: no
-//! dirty reads, no fuzzy reads, no read skew, no phantoms among plain reads. Lost updates and write
-//! skew are possible between a plain read and a later write, as in InnoDB's REPEATABLE READ, and
-//! reads that lock see what others have committed meanwhile, also new rows. STRICT ends lost
-//! updates: that is snapshot isolation, and leaves write skew. A snapshot for each statement is
+//! Levels are those of `guest_abi::table`; `tests::isolation` shows each case. With the default
+//! snapshot: no dirty reads, no fuzzy reads, no read skew, no phantoms among plain reads. Lost
+//! updates and write skew are possible between a plain read and a later write, as in
+//! InnoDB's REPEATABLE READ, and reads that lock see what others have committed meanwhile, also new
+//! rows. STRICT ends lost updates: that is snapshot isolation, and leaves write skew. A snapshot for each statement is
 //! READ COMMITTED. Locks of whole tables are SERIALIZABLE.
 //!
 //! # Limits

@@ -31,9 +31,9 @@ pub mod mode {
     pub const INTEND_SHARED: u8 = 1;
     /// Keys of the table are to be locked exclusive.
     pub const INTEND_EXCLUSIVE: u8 = 2;
-    /// Nobody else may change it.
+    /// No other transaction may change the resource.
     pub const SHARED: u8 = 4;
-    /// Nobody else may read or change it.
+    /// No other transaction may read or change the resource.
     pub const EXCLUSIVE: u8 = 8;
 }
 

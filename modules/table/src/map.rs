@@ -21,7 +21,7 @@ const VERSION_BYTES: u64 = 32;
 pub struct Version {
     /// Number of the commit.
     pub commit: u64,
-    /// Its value.
+    /// Value that the commit gave.
     pub slot: Slot,
 }
 

@@ -123,7 +123,7 @@ impl Tx {
         }
     }
 
-    /// Its write of a key, if there is one.
+    /// Write of a key by this transaction, if there is one.
     pub fn write_of(&self, index: IndexId, key: &[u8]) -> Option<&Write> {
         self.writes.get(&index)?.get(key)
     }

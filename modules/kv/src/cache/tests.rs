@@ -81,7 +81,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// What is found is what was put there last, and memory is never more than the limit.
+    /// A value that is found is the last one put there, and memory is never more than the limit.
     #[test]
     fn nothing_wrong_is_ever_found(ops in prop::collection::vec(op(), 0..600)) {
         let (mut cache, mut model) = (Cache::new(8000, [1; 16]), HashMap::new());

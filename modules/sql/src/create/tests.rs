@@ -111,8 +111,9 @@ fn whatever_is_said_is_understood_or_refused() {
     ] {
         let _ = plan(text.as_bytes());
     }
-    let words = "CREATE TABLE t ( a INT PRIMARY KEY , KEY k b ) DEFAULT 'x' INSERT INTO VALUES SELECT 1 LIMIT \
-                 UPDATE SET = WHERE ON DUPLICATE KEY UPDATE SHOW LIKE ALTER ADD DROP INDEX `q` - . @@ FROM";
+    let words = "CREATE TABLE t ( a INT PRIMARY KEY , KEY k b ) DEFAULT 'x' INSERT INTO VALUES \
+                 SELECT 1 LIMIT UPDATE SET = WHERE ON DUPLICATE KEY UPDATE SHOW LIKE ALTER ADD \
+                 DROP INDEX `q` - . @@ FROM";
     let words: Vec<&str> = words.split(' ').filter(|word| !word.is_empty()).collect();
     let mut rng = sdk::testing::Rng::new(5);
     for _ in 0..20_000 {

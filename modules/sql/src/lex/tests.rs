@@ -8,7 +8,8 @@ fn lex(text: &[u8]) -> Vec<Token<'_>> {
 
 #[test]
 fn words_strings_numbers_and_comments() {
-    let text = b"SELECT `a``b`, 'it''s', \"x\\\"y\" -- comment\n FROM t # more\n WHERE a<=>1.5e-3 /*! no */";
+    let text = b"SELECT `a``b`, 'it''s', \"x\\\"y\" -- comment\n \
+                 FROM t # more\n WHERE a<=>1.5e-3 /*! no */";
     let tokens = lex(text);
     assert_eq!(
         tokens,
@@ -47,7 +48,7 @@ fn what_does_not_end_and_what_is_too_large_is_refused() {
     lex(b"-9223372036854775808");
 }
 
-/// As FederatedX and the clients' libraries write a string.
+/// Writes a string as FederatedX and the clients' libraries do.
 fn quoted(bytes: &[u8]) -> Vec<u8> {
     let mut text = vec![b'\''];
     for &b in bytes {

@@ -5,10 +5,18 @@ use crate::errors::{SqlError, code};
 
 proptest! {
     #[test]
-    fn numbers_come_back_in_the_shortest_form(number: u64, rest in proptest::collection::vec(any::<u8>(), 0..9)) {
+    fn numbers_come_back_in_the_shortest_form(
+        number: u64,
+        rest in proptest::collection::vec(any::<u8>(), 0..9),
+    ) {
         let mut bytes = Vec::new();
         put_number(&mut bytes, number);
-        let wanted = match number { 0..=250 => 1, 251..=0xffff => 3, 0x1_0000..=0xff_ffff => 4, _ => 9 };
+        let wanted = match number {
+            0..=250 => 1,
+            251..=0xffff => 3,
+            0x1_0000..=0xff_ffff => 4,
+            _ => 9,
+        };
         prop_assert_eq!(bytes.len(), wanted);
         for cut in 0..bytes.len() {
             prop_assert_eq!(get_number(&bytes[..cut]), None);
@@ -18,7 +26,13 @@ proptest! {
     }
 
     #[test]
-    fn packets_come_back_however_they_are_cut(payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..5), cut: prop::sample::Index) {
+    fn packets_come_back_however_they_are_cut(
+        payloads in proptest::collection::vec(
+            proptest::collection::vec(any::<u8>(), 0..300),
+            1..5,
+        ),
+        cut: prop::sample::Index,
+    ) {
         let mut bytes = Vec::new();
         let mut writer = Writer::new(&mut bytes, 254);
         for payload in &payloads {

@@ -1,5 +1,5 @@
-//! Whatever the moment at which the process or the power ends: what a client was told to be done is
-//! there, what was not is there in whole or not at all, and the database is sound.
+//! Ends of the process or the power at any moment: a statement that the client was told to be done
+//! is there, any other is there in whole or not at all, and the database is sound.
 
 use proptest::prelude::*;
 use sdk::testing::{Call, Rng};
@@ -73,10 +73,17 @@ fn check(w: &mut TestModule, told: u64) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
-    fn transfers_survive_the_end_at_any_call(seed: u64, lives in proptest::collection::vec((0u64..400, any::<bool>()), 1..5)) {
+    fn transfers_survive_the_end_at_any_call(
+        seed: u64,
+        lives in proptest::collection::vec((0u64..400, any::<bool>()), 1..5),
+    ) {
         let (mut w, mut rng) = (make(seed), Rng::new(seed));
         let mut done = 0;
         for (calls, is_power) in lives {
@@ -93,7 +100,11 @@ proptest! {
     }
 
     #[test]
-    fn a_database_is_there_or_not_whatever_the_end_of_its_making(calls in 0u64..60, seed: u64, is_power: bool) {
+    fn a_database_is_there_or_not_whatever_the_end_of_its_making(
+        calls in 0u64..60,
+        seed: u64,
+        is_power: bool,
+    ) {
         let mut w = TestModule::new(seed);
         w.connect(1, "");
         w.host.die_after(calls);

@@ -14,11 +14,11 @@ use crate::tx::Tx;
 /// Progress of an op, or of a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpProgress {
-    /// It is done: the next one follows.
+    /// Done: the next op follows.
     Done,
-    /// It is executed again, once a lock is there.
+    /// Executed again, once a lock is there.
     Wait,
-    /// It goes on in another call.
+    /// Continued in another call.
     Later,
 }
 

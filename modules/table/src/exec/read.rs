@@ -27,7 +27,7 @@ pub enum KeyStep {
     Later,
     /// The filter allows no look at the key.
     Examined,
-    /// There is no other key.
+    /// No other key is in the range.
     End,
 }
 

@@ -142,11 +142,11 @@ pub fn resolve<'a>(
 /// Rest of a scan, behind its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanRest {
-    /// There are no more rows.
+    /// No more rows.
     None = 0,
-    /// There may be more rows: a limit of the answer was reached.
+    /// Perhaps more rows: a limit of the answer was reached.
     More = 1,
-    /// There may be more rows: as many entries were looked at as the filter allows.
+    /// Perhaps more rows: as many entries were looked at as the filter allows.
     Examined = 2,
 }
 

@@ -13,7 +13,7 @@ use crate::testing::{Batch, BatchReply, TestStore, small};
 type Map = BTreeMap<(u32, String), String>;
 type Writes = Vec<(u32, String, Option<String>)>;
 
-/// What the log has of a request.
+/// Content of the log for a request.
 #[derive(Debug, Clone)]
 enum TxHead {
     Commit(Writes),
@@ -76,9 +76,9 @@ struct Driver {
     rng: Rng,
     world: TestStore,
     tables: Vec<u32>,
-    /// What is certain.
+    /// State that is certain.
     base: State,
-    /// What came after, in the log's order.
+    /// Requests after that state, in the log's order.
     sent: Vec<Sent>,
     open: BTreeMap<u32, Open>,
     count: u64,

@@ -273,7 +273,11 @@ fn throw(requests: &[(u32, u8, Vec<u8>)]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(100), failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(100),
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn no_request_stops_the_store(

@@ -1,5 +1,4 @@
-//! What transactions see of each other, by the names of the literature. `a` and `b` are two
-//! clients.
+//! Isolation of transactions: cases by their names in the literature. `a` and `b` are two clients.
 
 use guest_abi::table::{batch_flag, op_flag, reply_flag, status};
 

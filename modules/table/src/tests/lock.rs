@@ -1,4 +1,4 @@
-//! Who waits for whom, and how it ends.
+//! Waits for locks, and how they end.
 
 use guest_abi::table::{batch_flag, limits, op, op_flag, reply_flag, status};
 use sdk::testing::EventBytes;

@@ -89,7 +89,7 @@ fn bend(rng: &mut Rng, records: &mut Vec<Record>) {
     }
 }
 
-/// Whatever it says, it says it, and works. Whether it started.
+/// Whether the store started; if it did, it answers every request and works on.
 fn start(host: &mut TestHost) -> bool {
     let Ok(mut store) = Store::start_with(host, small()) else { return false };
     let events = EventBytes::new().opened(0, [1; 16]);

@@ -113,7 +113,7 @@ fn act() -> impl Strategy<Value = Do> {
 /// A client's transaction in the model.
 struct Open {
     number: u64,
-    /// What its reads see, but for its own writes; taken at the first read.
+    /// Rows that its reads see, but for its own writes; taken at the first read.
     snapshot: Option<Map>,
     own: Own,
     saves: Vec<(u64, Own)>,
@@ -124,9 +124,43 @@ struct Model {
     table: u32,
     committed: Map,
     open: BTreeMap<u32, Open>,
-    /// Who has locked which key: exclusive or not.
+    /// Clients that have locked each key: exclusive or not.
     locks: BTreeMap<Vec<u8>, Vec<(u32, bool)>>,
     count: u64,
+}
+
+/// Key and value in a map.
+type Entry<'a> = (&'a Vec<u8>, &'a Vec<u8>);
+
+/// Entries in the range of a scan, in its order.
+fn entries_in_range<'a>(map: &'a Map, low: &[u8], high: &[u8], flags: u16) -> Vec<Entry<'a>> {
+    let above = |key: &[u8]| match key.cmp(low) {
+        std::cmp::Ordering::Greater => true,
+        std::cmp::Ordering::Equal => low.is_empty() || flags & op_flag::LOW_OPEN == 0,
+        std::cmp::Ordering::Less => false,
+    };
+    let below = |key: &[u8]| {
+        flags & op_flag::NO_HIGH != 0
+            || key < high
+            || (flags & op_flag::HIGH_PREFIX != 0 && key.starts_with(high))
+            || (flags & (op_flag::HIGH_OPEN | op_flag::HIGH_PREFIX) == 0 && key == high)
+    };
+    let within: Vec<_> = map.iter().filter(|(k, _)| above(k) && below(k)).collect();
+    match flags & op_flag::BACKWARD != 0 {
+        true => within.into_iter().rev().collect(),
+        false => within,
+    }
+}
+
+/// Entries of a scan up to the key where its filter stopped; all without such a key.
+fn passed_entries<'a>(ordered: &[Entry<'a>], stop: Option<&[u8]>, flags: u16) -> Vec<Entry<'a>> {
+    let backward = flags & op_flag::BACKWARD != 0;
+    let is_passed = |key: &[u8]| match stop {
+        Some(stop) if backward => key >= stop,
+        Some(stop) => key <= stop,
+        None => true,
+    };
+    ordered.iter().filter(|(key, _)| is_passed(key)).copied().collect()
 }
 
 fn over(base: &Map, own: &Own) -> Map {
@@ -172,7 +206,7 @@ impl Model {
         Batch::begin(number)
     }
 
-    /// What the client sees without a lock.
+    /// Rows that the client sees without a lock.
     fn seen(&mut self, client: u32) -> Map {
         let open = self.open.get_mut(&client).unwrap();
         let snapshot = open.snapshot.get_or_insert_with(|| self.committed.clone());
@@ -228,22 +262,7 @@ impl Model {
         let map = if locks { self.newest(client) } else { self.seen(client) };
         let mut expected = Vec::new();
         let (mut used, mut more) = (0, false);
-        let above = |key: &[u8]| match key.cmp(low) {
-            std::cmp::Ordering::Greater => true,
-            std::cmp::Ordering::Equal => low.is_empty() || flags & op_flag::LOW_OPEN == 0,
-            std::cmp::Ordering::Less => false,
-        };
-        let below = |key: &[u8]| {
-            flags & op_flag::NO_HIGH != 0
-                || key < &**high
-                || (flags & op_flag::HIGH_PREFIX != 0 && key.starts_with(high))
-                || (flags & (op_flag::HIGH_OPEN | op_flag::HIGH_PREFIX) == 0 && key == &**high)
-        };
-        let within: Vec<_> = map.iter().filter(|(k, _)| above(k) && below(k)).collect();
-        let ordered: Vec<_> = match flags & op_flag::BACKWARD != 0 {
-            true => within.into_iter().rev().collect(),
-            false => within,
-        };
+        let ordered = entries_in_range(&map, low, high, *flags);
         let mut blocked = false;
         let (mut examined, mut last, mut stopped) = (0, None, None);
         for (key, value) in ordered.iter().copied() {
@@ -292,13 +311,7 @@ impl Model {
         // by any key before the next entry: what it has looked at is in the answer, if it matches.
         let sieve = sieve.as_ref().unwrap();
         assert!(!told.more && (stopped.is_some() || more), "{told:?} {act:?} of {ordered:?}");
-        let backward = flags & op_flag::BACKWARD != 0;
-        let is_passed = |key: &[u8]| match &told.stopped {
-            Some(stop) if backward => key >= &**stop,
-            Some(stop) => key <= &**stop,
-            None => true,
-        };
-        let passed: Vec<_> = ordered.iter().filter(|(key, _)| is_passed(key)).collect();
+        let passed = passed_entries(&ordered, told.stopped.as_deref(), *flags);
         assert!(told.stopped.is_none() || passed.len() == sieve.examine as usize);
         assert_eq!(passed.iter().filter(|(k, v)| sieve.takes(k, v)).count(), expected.len());
     }
@@ -429,7 +442,11 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 150,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn clients_see_what_the_model_says(acts in prop::collection::vec((0_u32..4, act()), 1..200)) {

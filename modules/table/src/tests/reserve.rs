@@ -15,7 +15,7 @@ fn later(world: &mut TestStore) {
     world.idle();
 }
 
-/// What frees space may have to wait for a checkpoint, and not for ever.
+/// Sends a batch that frees space: it may have to wait for a checkpoint, and not for ever.
 fn freed(world: &mut TestStore, client: u32, ask: &Batch) -> BatchReply {
     let mut texts = Vec::new();
     for _ in 0..8 {

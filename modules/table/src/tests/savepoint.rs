@@ -1,4 +1,4 @@
-//! What came with version 2 of the protocol beside filters: SYNC, savepoints, counters in
+//! Additions of version 2 of the protocol beside filters: SYNC, savepoints, counters in
 //! transactions.
 
 use guest_abi::table::{self as abi, op, op_flag, status};
