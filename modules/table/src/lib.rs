@@ -56,10 +56,10 @@
 //! # Isolation
 //! Levels are those of `guest_abi::table`; `tests::isolation` shows each case. With the default
 //! snapshot: no dirty reads, no fuzzy reads, no read skew, no phantoms among plain reads. Lost
-//! updates and write skew are possible between a plain read and a later write, as in
-//! InnoDB's REPEATABLE READ, and reads that lock see what others have committed meanwhile, also new
-//! rows. STRICT ends lost updates: that is snapshot isolation, and leaves write skew. A snapshot for each statement is
-//! READ COMMITTED. Locks of whole tables are SERIALIZABLE.
+//! updates and write skew are possible between a plain read and a later write, as in InnoDB's
+//! REPEATABLE READ, and reads that lock see what others have committed meanwhile, also new rows.
+//! STRICT ends lost updates: that is snapshot isolation, and leaves write skew. A snapshot for each
+//! statement is READ COMMITTED. Locks of whole tables are SERIALIZABLE.
 //!
 //! # Limits
 //! - All keys are in memory, with about 100 bytes each beside their own and those of values up to
