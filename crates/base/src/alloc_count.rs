@@ -17,7 +17,7 @@ thread_local! {
 #[derive(Debug)]
 pub struct Counting;
 
-fn count() {
+fn note() {
     // A thread that is ending has no counter any more, and no test counts on it.
     let _ = COUNT.try_with(|c| c.set(c.get() + 1));
 }
@@ -25,17 +25,17 @@ fn count() {
 // SAFETY: everything is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        note();
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        note();
         // SAFETY: the caller's promise.
         unsafe { System.alloc_zeroed(layout) }
     }
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        count();
+        note();
         // SAFETY: the caller's promise.
         unsafe { System.realloc(ptr, layout, len) }
     }
@@ -45,10 +45,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// How often this thread allocates in `f`. Counts nothing unless [`Counting`] is the program's
-/// allocator.
+/// Allocations of this thread so far. 0 unless [`Counting`] is the program's allocator.
+pub fn count() -> u64 {
+    COUNT.with(Cell::get)
+}
+
+/// How often this thread allocates in `f`.
 pub fn allocations(f: impl FnOnce()) -> u64 {
-    let before = COUNT.with(Cell::get);
+    let before = count();
     f();
-    COUNT.with(Cell::get) - before
+    count() - before
 }
