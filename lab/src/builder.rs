@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::device::{Arguments, Disk, MAX_ROOT_PORTS, Net, Vsock, quoted};
+use crate::machine::Files;
 use crate::{Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError};
 
 /// Most guests' memory.
@@ -32,27 +33,6 @@ pub struct GuestBuilder {
     modules: Vec<String>,
     qemu_arguments: Vec<String>,
     pub(crate) addresses: Vec<(usize, String)>,
-}
-
-/// The places of one guest's files in the run folder.
-#[derive(Clone, Debug)]
-pub(crate) struct Files {
-    pub(crate) agent: PathBuf,
-    pub(crate) qmp: PathBuf,
-    pub(crate) console: PathBuf,
-    pub(crate) stderr: PathBuf,
-}
-
-impl Files {
-    pub(crate) fn new(lab: &Lab, name: &str) -> Self {
-        let path = |end: &str| lab.path(&format!("{name}.{end}"));
-        Self {
-            agent: path("agent"),
-            qmp: path("qmp"),
-            console: path("console"),
-            stderr: path("stderr"),
-        }
-    }
 }
 
 impl GuestBuilder {

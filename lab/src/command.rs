@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use lab_agent::proto::Reply;
 
+use crate::LabError;
 use crate::agent::{Call, Failure, MAX_OUTPUT_BYTES, unexpected};
-use crate::{Guest, LabError};
+use crate::machine::Machine;
 
 /// Host time beyond the guest's own time-out before a command counts as lost.
 const GRACE: Duration = Duration::from_secs(20);
@@ -69,7 +70,7 @@ impl Output {
 /// A command that runs in a guest. Dropping it leaves the command running.
 #[derive(Debug)]
 pub struct Running<'a> {
-    guest: &'a Guest,
+    machine: &'a Machine,
     call: Call,
     script: String,
     pid: u32,
@@ -78,9 +79,9 @@ pub struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    pub(crate) fn new(guest: &'a Guest, call: Call, script: &str) -> Result<Self, LabError> {
+    pub(crate) fn new(machine: &'a Machine, call: Call, script: &str) -> Result<Self, LabError> {
         let (stdout, stderr) = Default::default();
-        let mut running = Self { guest, call, script: script.into(), pid: 0, stdout, stderr };
+        let mut running = Self { machine, call, script: script.into(), pid: 0, stdout, stderr };
         match running.next(Instant::now() + GRACE) {
             Ok(Reply::Started { pid }) => running.pid = pid,
             Ok(other) => return Err(running.fail(unexpected(&other), GRACE)),
@@ -115,8 +116,7 @@ impl<'a> Running<'a> {
                         format!("{}{}", output.text(), String::from_utf8_lossy(&output.stderr));
                     return Err(LabError::Refused(format!(
                         "guest {}: {:?} ended with {code} before it printed {part:?}: {said}",
-                        self.guest.name(),
-                        self.script
+                        self.machine.name, self.script
                     )));
                 }
                 Ok(reply) => self.keep(reply).map_err(|failure| self.fail(failure, time))?,
@@ -146,7 +146,7 @@ impl<'a> Running<'a> {
     /// # Errors
     /// It has ended; the guest died.
     pub fn signal(&self, signal: i32) -> Result<(), LabError> {
-        self.guest.signal(self.call.id(), signal)
+        self.machine.signal(self.call.id(), signal)
     }
 
     /// Kills the command and waits for its end.
@@ -175,7 +175,7 @@ impl<'a> Running<'a> {
 
     fn take_output(&mut self, code: i32, timed_out: bool) -> Output {
         Output {
-            guest: self.guest.name().to_owned(),
+            guest: self.machine.name.clone(),
             script: self.script.clone(),
             code,
             timed_out,
@@ -185,6 +185,6 @@ impl<'a> Running<'a> {
     }
 
     fn fail(&self, failure: Failure, time: Duration) -> LabError {
-        self.guest.explain(failure, &format!("command {:?}", self.script), time)
+        self.machine.explain(failure, &format!("command {:?}", self.script), time)
     }
 }

@@ -51,6 +51,22 @@ pub enum LabError {
         /// Errors that QEMU printed.
         stderr: String,
     },
+    /// A CPU of the guest has halted with an interrupt in service: QEMU has lost the end of that
+    /// interrupt, and the guest cannot go on.
+    #[error(
+        "guest {name}: CPU {cpu} has halted in interrupt {vectors}, whose end QEMU has lost\n\
+         --- last console lines ---\n{console}"
+    )]
+    InterruptEndLost {
+        /// The guest's name.
+        name: String,
+        /// Number of the CPU.
+        cpu: usize,
+        /// Vectors of the interrupts in service.
+        vectors: String,
+        /// The last 40 lines of its console.
+        console: String,
+    },
     /// The guest did not do something in time.
     #[error("guest {name}: {what} took more than {after:?}\n--- last console lines ---\n{console}")]
     GuestTimeout {
@@ -114,18 +130,24 @@ impl LabError {
         move |source| Self::Io { what, source }
     }
 
-    /// Whether a guest that was still booting has died by a fault of QEMU alone:
+    /// Whether a guest that was still booting has died or hung by a fault of QEMU alone:
     /// - QEMU had handed its access to the wrong device: one behind the end of a region, which the
     ///   region's bounds forbid. No guest, and no other end of a device, can have it do so. Seen
     ///   with QEMU 7.2 emulating two CPUs, rarely; what a CPU remembers of an older memory map is
     ///   of the kind (`tcg_commit()`, mended in 8.2).
+    /// - QEMU has lost the end of an interrupt, so a CPU waits for ever: of the same kind.
     /// - Its kernel met an int3 that it had taken out of its code again, of which QEMU kept the
     ///   translation. Of QEMU emulating several CPUs (mended in 8.1 by its `deba78709ae8`).
     #[must_use]
     pub fn is_emulators_fault_at_boot(&self) -> bool {
-        let Self::GuestDied { why, stderr, .. } = self else { return false };
-        why.starts_with("Oops: int3")
-            || stderr.contains("msix_table_mmio_write: Assertion `addr + size <=")
+        match self {
+            Self::InterruptEndLost { .. } => true,
+            Self::GuestDied { why, stderr, .. } => {
+                why.starts_with("Oops: int3")
+                    || stderr.contains("msix_table_mmio_write: Assertion `addr + size <=")
+            }
+            _ => false,
+        }
     }
 }
 
@@ -150,6 +172,13 @@ mod tests {
         let other = "vhost_user_set_mem_table: Assertion `r >= 0' failed.";
         assert!(!died(other).is_emulators_fault_at_boot());
         assert!(!LabError::Refused(wrong.into()).is_emulators_fault_at_boot());
+        let hung = LabError::InterruptEndLost {
+            name: "a".into(),
+            cpu: 1,
+            vectors: "236".into(),
+            console: String::new(),
+        };
+        assert!(hung.is_emulators_fault_at_boot());
         let ended = "(QEMU ended: exit status: 0)";
         let patched = format!("Oops: int3: 0000 [#1] PREEMPT SMP NOPTI {ended}");
         assert!(death(&patched, "").is_emulators_fault_at_boot());

@@ -9,11 +9,10 @@
 //!     lab.net().bridge("br0")?;
 //!     lab.net().tap("tap0", Some("br0"))?;
 //!     lab.net().tap("tap1", Some("br0"))?;
-//!     // Both boot at once; `wait_ready` waits for the agent and sets the addresses.
-//!     let a = Guest::builder("a").net(Net::tap("tap0")).address("10.0.0.1/24").start(&lab)?;
-//!     let b = Guest::builder("b").net(Net::tap("tap1")).address("10.0.0.2/24").start(&lab)?;
-//!     a.wait_ready(Duration::from_secs(30))?;
-//!     b.wait_ready(Duration::from_secs(30))?;
+//!     let a = Guest::builder("a").net(Net::tap("tap0")).address("10.0.0.1/24");
+//!     let b = Guest::builder("b").net(Net::tap("tap1")).address("10.0.0.2/24");
+//!     // Both boot at once; waits for their agents and sets the addresses.
+//!     let [a, b] = lab::boot(&lab, [a, b], Duration::from_secs(30))?;
 //!     println!("{}", a.sh("ping -c 1 10.0.0.2")?);
 //!     // Tools of the agent print JSON; a server says "listening" when it is ready.
 //!     let mut server = b.spawn("agent rr-server")?;
@@ -73,8 +72,10 @@ pub mod process;
 pub mod python;
 pub mod rootfs;
 
+mod boot;
 mod cache;
 mod command;
+mod cpus;
 mod daemon;
 mod error;
 mod guest;
@@ -82,20 +83,23 @@ mod headers;
 mod image;
 mod kernel;
 mod lab;
+mod machine;
 mod netlab;
 mod program;
 mod qmp;
 mod tsc;
 
+pub use boot::{boot, boot_all};
 pub use builder::GuestBuilder;
 pub use cache::Cache;
 pub use command::{Output, Running};
 pub use daemon::{Daemon, DaemonBuilder, Vm};
 pub use device::{Aio, CacheMode, Disk, Format, Net, QemuFile, VhostUserDisk, VhostUserNet, Vsock};
 pub use error::LabError;
-pub use guest::{DEFAULT_TIMEOUT, Guest};
+pub use guest::Guest;
 pub use image::{Image, ImageBuilder};
 pub use kernel::{Kernel, KernelChoice};
 pub use lab::Lab;
+pub use machine::DEFAULT_TIMEOUT;
 pub use netlab::NetLab;
 pub use program::AGENT_SERVICE;

@@ -201,11 +201,9 @@ fn boot(lab: &Lab, options: &Boot) -> Result<Booted, LabError> {
             let (v4, v6) = (format!("10.0.0.{number}/24"), format!("fd00::{number}/64"));
             guest = guest.net(net).address(v4).address(v6);
         }
-        guests.push(guest.start(lab)?);
+        guests.push(guest);
     }
-    for guest in &guests {
-        guest.wait_ready(BOOT_TIMEOUT)?;
-    }
+    let guests = lab::boot_all(lab, guests, BOOT_TIMEOUT)?;
     let mut cpu = Duration::ZERO;
     for guest in &guests {
         cpu += guest.cpu_time()?;

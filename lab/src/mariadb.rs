@@ -275,8 +275,8 @@ mod tests {
         let lab = crate::Lab::new().unwrap();
         let server = MariaDb::newest();
         let image = server.add_to(crate::Image::builder(), lab.cache()).unwrap();
-        let guest = Guest::builder("db").memory_mb(512).image(image).start(&lab).unwrap();
-        guest.wait_ready(DEFAULT_TIMEOUT).unwrap();
+        let guest = Guest::builder("db").memory_mb(512).image(image);
+        let [guest] = crate::boot(&lab, [guest], DEFAULT_TIMEOUT).unwrap();
         server.start(&guest, "/data", &["--innodb-buffer-pool-size=16M"]).unwrap();
         assert!(sql(&guest, "SELECT VERSION()").unwrap().starts_with("10.11."));
         for engine in ["InnoDB", "Aria", "MyISAM"] {

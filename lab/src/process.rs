@@ -7,6 +7,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
 use crate::LabError;
 
 /// Bytes of a failed command's output that go into its error: all that a compiler says, but not all
@@ -71,6 +74,18 @@ pub(crate) fn spawn(command: Command) -> Result<Child, LabError> {
         .send((command, answer))
         .map_err(|_| LabError::io(&what)(gone()))?;
     child.recv().map_err(|_| LabError::io(&what)(gone()))?.map_err(LabError::io(what))
+}
+
+/// Waits for a process to end; false when the time is over first.
+pub(crate) fn wait_for_exit(pid: u32, time: Duration) -> io::Result<bool> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let Some(pid) = pid else { return Ok(true) };
+    let ended = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return Ok(true),
+        other => other?,
+    };
+    let time = Timespec::try_from(time).ok();
+    Ok(poll(&mut [PollFd::new(&ended, PollFlags::IN)], time.as_ref())? > 0)
 }
 
 /// Command words that make what follows die with its parent.

@@ -5,21 +5,19 @@
 
 use std::time::Duration;
 
-use lab::{Daemon, Disk, Guest, Lab, LabError, Net, Vm, Vsock};
+use lab::{Daemon, Disk, Guest, GuestBuilder, Lab, LabError, Net, Vm, Vsock};
 use lab_agent::tools::xfer::{self, Content};
 
 /// Long, for machines that do other work; nothing waits that long when all is well.
 const BOOT: Duration = Duration::from_secs(180);
 const LONG: Duration = Duration::from_secs(120);
 
-fn start_guest(lab: &Lab, daemon: &Daemon, name: &str, number: u8) -> Guest {
+fn guest(daemon: &Daemon, name: &str, number: u8) -> GuestBuilder {
     Guest::builder(name)
         .net(Net::vhost_user(daemon.socket(name, "net0")))
         .address(format!("10.0.0.{number}/24"))
         .disk(Disk::vhost_user(daemon.socket(name, "disk0")))
         .vsock(Vsock::vhost_user(daemon.socket(name, "vsock")))
-        .start(lab)
-        .unwrap()
 }
 
 fn vm(name: &str, cid: u32) -> Vm {
@@ -34,9 +32,8 @@ fn guests_use_all_devices_of_a_daemon() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::builder("d").switch("lan", "").vm(vm("a", 3)).vm(vm("b", 4));
     let mut daemon = daemon.start(&lab).unwrap();
-    let (a, b) = (start_guest(&lab, &daemon, "a", 1), start_guest(&lab, &daemon, "b", 2));
-    a.wait_ready(BOOT).unwrap();
-    b.wait_ready(BOOT).unwrap();
+    let guests = [guest(&daemon, "a", 1), guest(&daemon, "b", 2)];
+    let [a, b] = lab::boot(&lab, guests, BOOT).unwrap();
     a.sh("ping -c 1 10.0.0.2").unwrap();
 
     let random = "dd if=/dev/urandom of=/tmp/r bs=1M count=4 2>/dev/null";

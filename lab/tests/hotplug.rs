@@ -76,10 +76,8 @@ fn memory_is_plugged_in_and_out() {
             .memory_mb(130)
             .memory_power_of_two()
             .root_ports(MAX_ROOT_PORTS)
-            .monitor(&socket)
-            .start(&lab)
-            .unwrap();
-        guest.wait_ready(BOOT).unwrap();
+            .monitor(&socket);
+        let [guest] = lab::boot(&lab, [guest], BOOT).unwrap();
         let sizes = guest.qmp("query-memory-size-summary", json!({})).unwrap();
         assert_eq!(sizes["base-memory"], 256 << 20);
 

@@ -135,12 +135,11 @@ fn module_in(folder: &Path, name: &str) -> PathBuf {
 #[test]
 fn guests_of_both_kernels_load_and_unload_the_modules() {
     let lab = Lab::new().unwrap();
-    let start = |choice: KernelChoice| {
+    let describe = |choice: KernelChoice| {
         let guest = Guest::builder(format!("a{}", choice.to_string().replace('.', "-")));
-        guest.kernel(choice).image(Image::builder().kmod()).start(&lab).unwrap()
+        guest.kernel(choice).image(Image::builder().kmod())
     };
-    for guest in KernelChoice::ALL.map(start) {
-        guest.wait_ready(BOOT).unwrap();
+    for guest in lab::boot(&lab, KernelChoice::ALL.map(describe), BOOT).unwrap() {
         let loaded = "lsmod | cut -d ' ' -f 1 | grep ^millrace | sort | xargs";
         let script = format!(
             "modprobe millrace_net && {loaded} && rmmod millrace_net && rmmod millrace_channel

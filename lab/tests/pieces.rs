@@ -22,8 +22,7 @@ fn script(before: &str, options: &str) -> String {
 fn the_guest_pieces_run_and_fall_back() {
     let lab = Lab::new().unwrap();
     let recipe = Image::builder().guest_pieces();
-    let guest = Guest::builder("a").image(recipe).start(&lab).unwrap();
-    guest.wait_ready(BOOT).unwrap();
+    let [guest] = lab::boot(&lab, [Guest::builder("a").image(recipe)], BOOT).unwrap();
     guest.sh("head -c 1000000 /dev/urandom > /tmp/file").unwrap();
     let told = |before: &str, options: &str| {
         guest.run_for(&script(before, options), LONG).unwrap().json().unwrap()

@@ -28,7 +28,7 @@ table ip nat {
 fn quic_passes_the_packet_filter() {
     let lab = Lab::new().unwrap();
     lab.net().bridge("br0").unwrap();
-    let mut guests = KernelChoice::ALL.into_iter().enumerate().map(|(number, kernel)| {
+    let guests = KernelChoice::ALL.into_iter().enumerate().map(|(number, kernel)| {
         let tap = format!("tap{number}");
         lab.net().tap(&tap, Some("br0")).unwrap();
         Guest::builder(format!("g{number}"))
@@ -37,12 +37,9 @@ fn quic_passes_the_packet_filter() {
             .net(Net::tap(tap))
             .address(format!("10.0.0.{number}/24"))
             .address(format!("fd00::{number}/64"))
-            .start(&lab)
-            .unwrap()
     });
-    let guests = [guests.next().unwrap(), guests.next().unwrap()];
+    let guests = lab::boot_all(&lab, guests.collect(), BOOT).unwrap();
     for guest in &guests {
-        guest.wait_ready(BOOT).unwrap();
         guest.put_bytes("/tmp/rules", 0o644, RULES.as_bytes()).unwrap();
         guest.sh("nft -f /tmp/rules").unwrap();
     }

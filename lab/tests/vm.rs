@@ -12,8 +12,7 @@ const LONG: Duration = Duration::from_secs(120);
 #[test]
 fn a_guest_takes_commands_and_files() {
     let lab = Lab::new().unwrap();
-    let guest = Guest::builder("a").start(&lab).unwrap();
-    guest.wait_ready(BOOT).unwrap();
+    let [guest] = lab::boot(&lab, [Guest::builder("a")], BOOT).unwrap();
     assert!(guest.release().contains("cloud-amd64"), "{}", guest.release());
     assert_eq!(guest.sh("hostname; uname -r").unwrap(), format!("a\n{}", guest.release()));
 
@@ -49,19 +48,15 @@ fn a_guest_takes_commands_and_files() {
 fn two_guests_talk_over_a_bridge() {
     let lab = Lab::new().unwrap();
     lab.net().bridge("br0").unwrap();
-    let start = |name: &str, number: u8| {
+    let describe = |name: &str, number: u8| {
         let tap = format!("tap{number}");
         lab.net().tap(&tap, Some("br0")).unwrap();
         Guest::builder(name)
             .net(Net::tap(tap))
             .address(format!("10.0.0.{number}/24"))
             .address(format!("fd00::{number}/64"))
-            .start(&lab)
-            .unwrap()
     };
-    let (a, b) = (start("a", 1), start("b", 2));
-    a.wait_ready(BOOT).unwrap();
-    b.wait_ready(BOOT).unwrap();
+    let [a, b] = lab::boot(&lab, [describe("a", 1), describe("b", 2)], BOOT).unwrap();
     a.sh("ping -c 1 10.0.0.2 && ping -6 -c 1 fd00::2").unwrap();
 
     let bytes = 16 << 20;
@@ -105,12 +100,11 @@ fn all_kernels_mount_all_file_systems_on_a_disk() {
                     .kernel(kernel)
                     .image(Image::builder().disk_tools())
                     .disk(Disk::file(disk));
-                guests.push(guest.start(&lab).unwrap());
+                guests.push(guest);
             }
         }
     }
-    for guest in &guests {
-        guest.wait_ready(BOOT).unwrap();
+    for guest in &lab::boot_all(&lab, guests, BOOT).unwrap() {
         for (make, kind, check) in [
             ("mke2fs -q -t ext4 -F", "ext4", "e2fsck -fn"),
             ("mkfs.xfs -q -f", "xfs", "xfs_repair -n"),
@@ -131,8 +125,7 @@ fn all_kernels_mount_all_file_systems_on_a_disk() {
 #[test]
 fn a_guest_that_crashes_tells_its_story() {
     let lab = Lab::new().unwrap();
-    let guest = Guest::builder("a").start(&lab).unwrap();
-    guest.wait_ready(BOOT).unwrap();
+    let [guest] = lab::boot(&lab, [Guest::builder("a")], BOOT).unwrap();
     let error = guest.run("echo c > /proc/sysrq-trigger").unwrap_err();
     let LabError::GuestDied { name, why, console, .. } = &error else { panic!("{error}") };
     assert_eq!(name, "a");
@@ -146,8 +139,7 @@ fn a_guest_that_crashes_tells_its_story() {
 #[test]
 fn a_guest_that_hangs_tells_where_its_cpus_are() {
     let lab = Lab::new().unwrap();
-    let guest = Guest::builder("a").vcpus(2).start(&lab).unwrap();
-    guest.wait_ready(BOOT).unwrap();
+    let [guest] = lab::boot(&lab, [Guest::builder("a").vcpus(2)], BOOT).unwrap();
     guest.qmp("stop", serde_json::json!({})).unwrap();
     let error = guest.run_for("true", Duration::ZERO).unwrap_err();
     let LabError::GuestTimeout { console, .. } = &error else { panic!("{error}") };
@@ -189,8 +181,7 @@ fn commands_live_on_a_root_disk_made_of_packages() {
     let disk = lab.path("root.raw");
     std::fs::copy(root, &disk).unwrap();
     let guest = Guest::builder("a").disk(Disk::file(disk)).root_on_first_disk();
-    let guest = guest.start(&lab).unwrap();
-    guest.wait_ready(BOOT).unwrap();
+    let [guest] = lab::boot(&lab, [guest], BOOT).unwrap();
     // The agent and its tools stay reachable; everything else is the disk's own.
     guest.put_bytes("/kept", 0o644, b"kept").unwrap();
     let script = "/bin/busybox cat /kept /etc/debian_version && test -x /lab/agent && \

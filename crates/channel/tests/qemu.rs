@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use channel::{Channels, ChannelsConfig, MemberConfig, MemberMemory, MemoryRegion};
 use guest_abi::channel::{GUEST_MAGIC, GUEST_OFF, HOST_MAGIC, MAILBOX_LEN, TABLE_OFF, VERSION};
-use lab::{Guest, KernelChoice, Lab};
+use lab::{Guest, GuestBuilder, KernelChoice, Lab};
 
 const BOOT: Duration = Duration::from_secs(90);
 /// Linux leaves the first 64 KiB of memory alone.
@@ -34,7 +34,7 @@ enum HotPlug {
 }
 
 /// A guest with three root ports and a monitor for the daemon.
-fn boot(lab: &Lab, name: &str, kernel: KernelChoice, hot_plug: HotPlug) -> Guest {
+fn guest(lab: &Lab, name: &str, kernel: KernelChoice, hot_plug: HotPlug) -> GuestBuilder {
     let mut arguments = Vec::new();
     if hot_plug == HotPlug::Native {
         arguments.push("-global".to_owned());
@@ -49,7 +49,7 @@ fn boot(lab: &Lab, name: &str, kernel: KernelChoice, hot_plug: HotPlug) -> Guest
     }
     arguments.push("-qmp".to_owned());
     arguments.push(format!("unix:{},server=on,wait=off", monitor(lab, name).display()));
-    Guest::builder(name).kernel(kernel).qemu_args(arguments).start(lab).unwrap()
+    Guest::builder(name).kernel(kernel).qemu_args(arguments)
 }
 
 fn monitor(lab: &Lab, name: &str) -> std::path::PathBuf {
@@ -138,9 +138,8 @@ fn announce(guest: &Guest, [registers, mailbox, _]: [u64; 3], generation: u64, d
 fn life_of_a_channel(kernel: KernelChoice, hot_plug: HotPlug) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let lab = Lab::new().unwrap();
-    let [a, b] = ["a", "b"].map(|name| boot(&lab, name, kernel, hot_plug));
-    a.wait_ready(BOOT).unwrap();
-    b.wait_ready(BOOT).unwrap();
+    let guests = ["a", "b"].map(|name| guest(&lab, name, kernel, hot_plug));
+    let [a, b] = lab::boot(&lab, guests, BOOT).unwrap();
     let mut config = ChannelsConfig::new(lab.run_folder());
     config.drain_timeout_ms = 120_000;
     let channels = Channels::start(config.clone()).unwrap();

@@ -77,22 +77,9 @@ pub fn daemon(name: &str) -> DaemonBuilder {
     Daemon::builder(name).binary(env!("CARGO_BIN_EXE_millrace"))
 }
 
-/// Boots all guests at once; one that the emulator ends by a fault of its own, once more.
+/// Boots all guests at once.
 pub fn boot<const N: usize>(lab: &Lab, guests: [GuestBuilder; N]) -> [Guest; N] {
-    let started = guests.map(|guest| (guest.clone(), guest.start(lab).unwrap()));
-    started.map(|(builder, guest)| match guest.wait_ready(BOOT) {
-        Err(error) if error.is_emulators_fault_at_boot() => {
-            println!("started once more: {error}");
-            drop(guest);
-            let guest = builder.start(lab).unwrap();
-            guest.wait_ready(BOOT).unwrap();
-            guest
-        }
-        ready => {
-            ready.unwrap();
-            guest
-        }
-    })
+    lab::boot(lab, guests, BOOT).unwrap()
 }
 
 /// A transfer's result as the agent prints it; the sender has compared the hashes already.

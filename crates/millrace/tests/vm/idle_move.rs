@@ -11,7 +11,7 @@ use lab::{Daemon, Guest, GuestBuilder, Lab, Net, NetLab, Vm};
 
 use serde_json::json;
 
-use crate::common::{BOOT, READY, beside_others, daemon, until_ok};
+use crate::common::{READY, beside_others, boot, daemon, until_ok};
 
 /// Guest and host on the bridge.
 const GUEST: &str = "10.0.0.2";
@@ -105,9 +105,7 @@ fn an_idle_vm_that_moves_is_found_at_once() {
     lab.net().bridge("br0").unwrap();
     lab.net().address("br0", HOST).unwrap();
     let daemons = ["d", "e"].map(|name| start(&lab, name));
-    let first = guest("a0", &daemons[0]).address(format!("{GUEST}/24"));
-    let mut at = first.start(&lab).unwrap();
-    at.wait_ready(BOOT).unwrap();
+    let [mut at] = boot(&lab, [guest("a0", &daemons[0]).address(format!("{GUEST}/24"))]);
     // What a kernel says by itself now and then.
     at.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1").unwrap();
     let pings = Pings::start(lab.net());

@@ -9,7 +9,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use guest_abi::Reason;
-use lab::{AGENT_SERVICE, Daemon, Disk, Guest, Image, ImageBuilder, Lab, Net, Running, Vm, Vsock};
+use lab::{
+    AGENT_SERVICE, Daemon, Disk, Guest, GuestBuilder, Image, ImageBuilder, Lab, Net, Running, Vm,
+    Vsock,
+};
 use lab_agent::stream::Stream;
 use serde_json::Value;
 
@@ -62,7 +65,7 @@ impl Machine {
         vm.vsock(self.cid()).more(&format!("{}{secret}", self.pipes))
     }
 
-    fn start(&self, lab: &Lab, daemon: &Daemon, recipe: &ImageBuilder) -> Guest {
+    fn guest(&self, lab: &Lab, daemon: &Daemon, recipe: &ImageBuilder) -> GuestBuilder {
         let builder = Guest::builder(self.name)
             .memory_mb(256)
             .image(recipe.clone())
@@ -78,8 +81,6 @@ impl Machine {
         disks
             .fold(builder, |builder, disk| builder.disk(socket(disk)))
             .vsock(Vsock::vhost_user(daemon.socket(self.name, "vsock")))
-            .start(lab)
-            .unwrap()
     }
 }
 
@@ -114,9 +115,9 @@ pub fn boot(machines: &[Machine], recipe: ImageBuilder, blocks: &[(&str, u64, &[
     let daemon = daemon.start(&lab).unwrap();
     lab.net().address("br0", "10.0.0.254/24").unwrap();
     lab.net().address("br0", "fd00::254/64").unwrap();
-    let start = |machine: &Machine| machine.start(&lab, &daemon, &recipe);
-    let mut guests: Vec<_> = machines.iter().map(start).collect();
-    guests.iter().for_each(|guest| guest.wait_ready(BOOT).unwrap());
+    let guest = |machine: &Machine| machine.guest(&lab, &daemon, &recipe);
+    let guests = machines.iter().map(guest).collect();
+    let mut guests = lab::boot_all(&lab, guests, BOOT).unwrap();
     World { guest: guests.remove(0), others: guests, daemon, lab }
 }
 
