@@ -6,9 +6,9 @@
 //! the memory map that another one has just changed with what it remembers of the old one
 //! (tcg_commit()), so a write to the interrupt controller may go elsewhere.
 //!
-//! Seen once with 7.2 and four CPUs, at boot: all are at the head of `sched_clock_idle_wakeup_event`
-//! or in the handler of int3, and stay so. Linux patches a jump there. It goes back to where an
-//! int3 has gone meanwhile: the emulator kept its translation.
+//! Seen once with 7.2 and four CPUs, at boot: all are at the head of
+//! `sched_clock_idle_wakeup_event` or in the handler of int3, and stay so. Linux patches a jump
+//! there. It goes back to where an int3 has gone meanwhile: the emulator kept its translation.
 
 /// State of one CPU at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]

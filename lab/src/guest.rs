@@ -71,7 +71,8 @@ impl Guest {
         Ok(())
     }
 
-    /// The kernel's release, by the agent's first answer. A guest that cannot go on is told at once.
+    /// The kernel's release, by the agent's first answer. A guest that cannot go on is told at
+    /// once.
     fn hello(&self, time: Duration) -> Result<String, LabError> {
         let failed = |failure| self.machine.explain(failure, "boot", time);
         let until = Instant::now() + time;

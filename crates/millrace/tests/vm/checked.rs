@@ -1,6 +1,6 @@
 //! Random checked operations on disks whose daemon is killed again and again: no wrong byte, not in
-//! the guest and not in the image. `lab/fsx` does the operations in the guest. `make soak` runs
-//! every format with every file system.
+//! the guest and not in the image. `lab/fsx` does the operations in the guest.
+//! `make soak` runs every format with every file system.
 
 #![allow(non_snake_case)]
 
