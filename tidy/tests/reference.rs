@@ -15,6 +15,13 @@ fn pages_are_current() {
 }
 
 #[test]
+fn each_error_has_a_remedy() {
+    let tree = reference::read_tree(&tidy::find_root()).unwrap();
+    let (without, all) = reference::count_without_remedy(&tree).unwrap();
+    assert_eq!(without, 0, "of {all}: give the variant a doc line `Remedy: …`");
+}
+
+#[test]
 fn metrics_that_pages_name_exist() {
     let tree = reference::read_tree(&tidy::find_root()).unwrap();
     let names = reference::metric_names(&tree).unwrap();
