@@ -99,7 +99,7 @@ impl Session {
         if wanted & feature::PROTOCOL_FEATURES != 0 {
             let ours = protocol::REPLY_ACK | protocol::CONFIG | protocol::MQ;
             self.protocol = self.ask_u64(Request::GetProtocolFeatures)? & ours;
-            self.send(Request::SetProtocolFeatures, &self.protocol.to_ne_bytes(), &[])?;
+            self.send(Request::SetProtocolFeatures, &self.protocol.to_ne_bytes())?;
         }
         self.tell(Request::SetOwner, &[], &[])?;
         self.tell(Request::SetFeatures, &wanted.to_ne_bytes(), &[])?;
@@ -183,7 +183,7 @@ impl Session {
     }
 
     fn ask(&self, request: Request, body: &[u8]) -> Result<Vec<u8>, FrontendError> {
-        self.send(request, body, &[])?;
+        self.send(request, body)?;
         self.reply(request)
     }
 
@@ -191,13 +191,8 @@ impl Session {
         word(request, &self.ask(request, &[])?)
     }
 
-    fn send(
-        &self,
-        request: Request,
-        body: &[u8],
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(), FrontendError> {
-        self.send_flagged(request, body, fds, false)
+    fn send(&self, request: Request, body: &[u8]) -> Result<(), FrontendError> {
+        self.send_flagged(request, body, &[], false)
     }
 
     fn send_flagged(

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::{Buf, F_INDIRECT, F_NEXT, RingShape, Tables, Used, broken, rest, tables, write_desc};
+use super::descriptor::{
+    Buf, F_INDIRECT, F_NEXT, RingShape, Slot, Tables, Used, broken, free_slots, rest, tables,
+    write_desc,
+};
 use crate::error::FrontendError;
 use crate::memory::Memory;
 
@@ -12,15 +15,6 @@ const F_USED: u16 = 1 << 15;
 const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_DESC: u16 = 2;
-
-/// A buffer id.
-#[derive(Debug, Clone, Copy, Default)]
-struct Slot {
-    token: u16,
-    /// Descriptors of its chain; 0: it is free.
-    count: u16,
-    next_free: u16,
-}
 
 /// Driver's side of a packed ring.
 #[derive(Debug)]
@@ -50,17 +44,13 @@ unsafe impl Send for Packed {}
 impl Packed {
     pub(super) fn new(memory: &mut Memory, shape: RingShape) -> Result<Self, FrontendError> {
         let size = usize::from(shape.size);
-        let mut slots = vec![Slot::default(); size].into_boxed_slice();
-        for (i, slot) in slots.iter_mut().enumerate() {
-            slot.next_free = ((i + 1) % size) as u16;
-        }
         let mut ring = Self {
             shape,
             desc: memory.alloc(16 * size, 4096)?,
             driver: memory.alloc(4, 64)?,
             device: memory.alloc(4, 64)?,
             tables: tables(memory, shape)?,
-            slots,
+            slots: free_slots(shape),
             free_id: 0,
             free: shape.size,
             next: 0,
@@ -110,7 +100,7 @@ impl Packed {
     pub(super) fn post(&mut self, bufs: &[Buf], token: u16) {
         let id = self.free_id;
         let slot = &mut self.slots[usize::from(id)];
-        self.free_id = slot.next_free;
+        self.free_id = slot.next;
         slot.token = token;
         let count = if self.shape.indirect && bufs.len() > 1 {
             let (addr, len) = self.write_table(bufs, id);
@@ -234,7 +224,7 @@ impl Packed {
             return Err(broken("used an id that is not out:", u64::from(id)));
         }
         if !self.shape.in_order {
-            slot.next_free = self.free_id;
+            slot.next = self.free_id;
             self.free_id = id;
         }
         self.free += count;

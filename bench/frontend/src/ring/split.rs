@@ -2,22 +2,15 @@
 
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
-use super::{Buf, F_INDIRECT, F_NEXT, RingShape, Tables, Used, broken, rest, tables, write_desc};
+use super::descriptor::{
+    Buf, F_INDIRECT, F_NEXT, RingShape, Slot, Tables, Used, broken, free_slots, rest, tables,
+    write_desc,
+};
 use crate::error::FrontendError;
 use crate::memory::Memory;
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`, `VIRTQ_USED_F_NO_NOTIFY`.
 const F_QUIET: u16 = 1;
-
-/// State of a descriptor, as the driver knows it.
-#[derive(Debug, Clone, Copy, Default)]
-struct Slot {
-    token: u16,
-    /// Descriptors of the chain that starts here; 0: none is out.
-    count: u16,
-    /// The next free one, or the next of the chain.
-    next: u16,
-}
 
 /// Driver's side of a split ring.
 #[derive(Debug)]
@@ -45,10 +38,6 @@ unsafe impl Send for Split {}
 impl Split {
     pub(super) fn new(memory: &mut Memory, shape: RingShape) -> Result<Self, FrontendError> {
         let size = usize::from(shape.size);
-        let mut slots = vec![Slot::default(); size].into_boxed_slice();
-        for (i, slot) in slots.iter_mut().enumerate() {
-            slot.next = ((i + 1) % size) as u16;
-        }
         let mut ring = Self {
             shape,
             desc: memory.alloc(16 * size, 4096)?,
@@ -56,7 +45,7 @@ impl Split {
             used: memory.alloc(6 + 8 * size, 4096)?,
             tables: tables(memory, shape)?,
             mask: shape.size - 1,
-            slots,
+            slots: free_slots(shape),
             free_head: 0,
             free: shape.size,
             next_avail: 0,

@@ -31,13 +31,18 @@ fn device(memory: &Memory, ring: &Ring) -> Queue {
     Queue::new(table, setup).unwrap()
 }
 
+/// Memory, a ring in it, and the device's side of the ring with room for what it takes.
+fn both_sides(shape: RingShape) -> (Memory, Ring, Queue, Batch) {
+    let mut memory = Memory::new(1 << 20, false).unwrap();
+    let ring = Ring::new(&mut memory, shape).unwrap();
+    let queue = device(&memory, &ring);
+    (memory, ring, queue, Batch::new(16, 256))
+}
+
 #[test]
 fn chains_go_round_in_every_format() {
     for shape in RingShape::all(16) {
-        let mut memory = Memory::new(1 << 20, false).unwrap();
-        let mut ring = Ring::new(&mut memory, shape).unwrap();
-        let mut queue = device(&memory, &ring);
-        let mut batch = Batch::new(16, 256);
+        let (_memory, mut ring, mut queue, mut batch) = both_sides(shape);
         let buffer = GUEST_BASE + (1 << 19);
         let (mut posted, mut seen) = (0u16, 0u16);
         for round in 0..200u16 {
@@ -67,10 +72,7 @@ fn chains_go_round_in_every_format() {
 #[test]
 fn both_sides_tell_each_other_exactly_when_asked() {
     for shape in RingShape::all(16) {
-        let mut memory = Memory::new(1 << 20, false).unwrap();
-        let mut ring = Ring::new(&mut memory, shape).unwrap();
-        let mut queue = device(&memory, &ring);
-        let mut batch = Batch::new(16, 256);
+        let (_memory, mut ring, mut queue, mut batch) = both_sides(shape);
         let buf = [Buf { addr: GUEST_BASE + (1 << 19), len: 64, write: true }];
         for lap in 0..40 {
             assert!(!queue.enable_kicks(), "{shape:?} {lap}");
