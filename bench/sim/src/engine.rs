@@ -420,5 +420,4 @@ impl<'a> Engine<'a> {
 }
 
 #[cfg(test)]
-#[path = "engine_tests.rs"]
 mod tests;

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use sim::report::Report;
-use sim::scenario::{self, Options};
-use sim::setup::Cost;
+use sim::scenario;
+use sim::setup::{Cost, Options};
 use sim::{load, plot};
 
 #[derive(Parser)]
@@ -27,7 +27,8 @@ struct Common {
     #[arg(long, default_value_t = 1, global = true)]
     seed: u64,
     /// Virtual seconds
-    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=3600), global = true)]
+    #[arg(long, default_value_t = 12, global = true,
+        value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// Folder of the results
     #[arg(long, default_value = "out", global = true)]

@@ -5,8 +5,7 @@ use serde::Serialize;
 use sidecore::placement::Reason;
 
 use crate::load::Source;
-use crate::scenario::Options;
-use crate::setup::{Outcome, Setup};
+use crate::setup::{Options, Outcome, Setup};
 
 /// All runs of a scenario.
 #[derive(Debug, Clone, Serialize)]

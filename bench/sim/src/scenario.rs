@@ -6,18 +6,7 @@ use sidecore::placement::Limits;
 use crate::engine::run;
 use crate::load::{Kind, Source, Vm};
 use crate::report::{Report, Run};
-use crate::setup::{Cost, Nodes, Setup};
-
-/// Options of a scenario that can be set from outside.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Seed of all random numbers.
-    pub seed: u64,
-    /// Virtual seconds that are counted.
-    pub seconds: u64,
-    /// Costs of requests and other work.
-    pub cost: Cost,
-}
+use crate::setup::{Nodes, Options, Setup};
 
 fn setup(options: &Options, vms: Vec<Vm>) -> Setup {
     Setup {
@@ -208,5 +197,4 @@ pub fn replay(options: &Options, vms: Vec<Vm>) -> Report {
 }
 
 #[cfg(test)]
-#[path = "scenario_tests.rs"]
 mod tests;

@@ -36,6 +36,17 @@ impl Cost {
     }
 }
 
+/// Options of a scenario that can be set from outside.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Seed of all random numbers.
+    pub seed: u64,
+    /// Virtual seconds that are counted.
+    pub seconds: u64,
+    /// Costs of requests and other work.
+    pub cost: Cost,
+}
+
 /// Setup of a simulated run.
 #[derive(Debug, Clone)]
 pub struct Setup {

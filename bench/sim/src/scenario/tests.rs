@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::plot;
+use crate::setup::Cost;
 
 fn options(seconds: u64) -> Options {
     Options { seed: 7, seconds, cost: Cost::default() }
