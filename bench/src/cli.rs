@@ -155,6 +155,38 @@ fn print_table(
 mod tests {
     use super::*;
 
+    /// Command lines that are refused, and the reason in part.
+    const REFUSED: [(&str, &str); 19] = [
+        ("demo --rounds 0", "1..=99"),
+        ("demo --secs 0.1", "0.2 to 60 allowed"),
+        ("demo --secs NaN", "allowed"),
+        ("demo --quick --rounds 3", "cannot be used with"),
+        ("peers --rounds 0", "1..=99"),
+        ("pipes --busy 4", "0 to 3 or none allowed"),
+        ("pipes --mib 1025", "1..=1024"),
+        ("pipes --servers apache", "apache"),
+        ("pipes --quick --mib 8", "cannot be used with"),
+        ("channels --programs redis --tests tcp_rr", "cannot be used with"),
+        ("channels --sizes 63", "64..=65536"),
+        ("channels --ways carrier-pigeon", "tap-bridge"),
+        ("channels --vcpus 9", "1..=8"),
+        ("channels --tests icmp_rr", "icmp_rr"),
+        ("modules --sizes 3", "powers of two up to 128"),
+        ("modules --sizes 256", "powers of two up to 128"),
+        ("modules --rows 4", "16..=10000"),
+        ("modules --sides oracle", "oracle"),
+        ("modules --quick --rows 20", "cannot be used with"),
+    ];
+
+    #[test]
+    fn limits_are_kept_and_told() {
+        for (line, reason) in REFUSED {
+            let words = ["bench"].into_iter().chain(line.split(' '));
+            let text = Cli::try_parse_from(words).err().unwrap().to_string();
+            assert!(text.contains(reason), "{line}: {text}");
+        }
+    }
+
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;

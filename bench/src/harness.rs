@@ -9,6 +9,7 @@ pub mod distance;
 pub mod error;
 pub mod fleet;
 pub mod folder;
+pub mod guest_events;
 pub mod host;
 pub mod machine;
 pub(crate) mod options;

@@ -140,19 +140,28 @@ mod tests {
         assert!(idle_s("").is_err());
     }
 
-    fn snapshot(at: Instant, side: f64, other: f64, own: f64, spin: f64, idle: f64) -> Snapshot {
-        Snapshot { at, side_s: side, other_s: other, own_s: own, spinners_s: spin, idle_s: idle }
+    /// Usage over some seconds on `cores` CPUs, from what the side, the other one, this program,
+    /// its spinners and idling have taken before and after.
+    fn usage(cores: u32, seconds: u64, before: [f64; 5], after: [f64; 5]) -> Usage {
+        let start = Instant::now();
+        let snapshot = |at, [side_s, other_s, own_s, spinners_s, idle_s]: [f64; 5]| Snapshot {
+            at,
+            side_s,
+            other_s,
+            own_s,
+            spinners_s,
+            idle_s,
+        };
+        let end = start + Duration::from_secs(seconds);
+        let accounts = Accounts { cores, ..Default::default() };
+        accounts.between(&snapshot(start, before), &snapshot(end, after))
     }
 
     #[test]
     fn spinners_and_idle_are_no_load_and_the_rest_is_foreign() {
-        let accounts = Accounts { cores: 2, ..Default::default() };
-        let t = Instant::now();
-        let a = snapshot(t, 5.0, 1.0, 2.0, 1.0, 7.0);
         // Two seconds on two cores: 4 CPU seconds. Spinners 1.5, idle 0.5, side 1.2, other 0.1,
         // this program 1.6 of which 1.5 are the spinners: 0.6 is left for strangers.
-        let b = snapshot(t + Duration::from_secs(2), 6.2, 1.1, 3.6, 2.5, 7.5);
-        let u = accounts.between(&a, &b);
+        let u = usage(2, 2, [5.0, 1.0, 2.0, 1.0, 7.0], [6.2, 1.1, 3.6, 2.5, 7.5]);
         assert!((u.side - 0.6).abs() < 1e-9, "{u:?}");
         assert!((u.machine - 1.0).abs() < 1e-9, "{u:?}");
         assert!((u.foreign - 0.15).abs() < 1e-9, "{u:?}");
@@ -160,11 +169,7 @@ mod tests {
 
     #[test]
     fn rounding_of_ticks_never_gives_negative_load() {
-        let accounts = Accounts { cores: 1, ..Default::default() };
-        let t = Instant::now();
-        let a = snapshot(t, 0.0, 0.0, 0.0, 0.0, 0.0);
-        let b = snapshot(t + Duration::from_secs(1), 0.5, 0.0, 0.0, 0.0, 0.51);
-        let u = accounts.between(&a, &b);
+        let u = usage(1, 1, [0.0; 5], [0.5, 0.0, 0.0, 0.0, 0.51]);
         assert_eq!(u.foreign, 0.0);
     }
 

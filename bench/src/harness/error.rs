@@ -24,7 +24,10 @@ pub enum BenchError {
         source: serde_json::Error,
     },
     /// A document has no place for the table.
-    #[error("{path}: needs one line `{begin}` and, below it, one line `{end}`", path = path.display())]
+    #[error(
+        "{path}: needs one line `{begin}` and, below it, one line `{end}`",
+        path = path.display()
+    )]
     Markers {
         /// The document.
         path: PathBuf,

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lab::{
-    Aio, CacheMode, Daemon, Disk, Guest, GuestBuilder, ImageBuilder, KernelChoice, Lab, Net, Vm,
+    Aio, CacheMode, Daemon, Disk, Guest, GuestBuilder, ImageBuilder, KernelChoice, Lab, Net,
+    QemuFile, Vm,
 };
 
 use crate::harness::error::BenchError;
@@ -33,16 +34,31 @@ pub enum Devices {
     Qemu,
 }
 
-/// Base that all fleets share.
-pub struct Base<'a> {
+/// Session, kernel and disks of guests.
+#[derive(Clone, Copy)]
+pub struct Ground<'a> {
     /// The session.
     pub lab: &'a Lab,
     /// Kernel of all guests.
     pub kernel: KernelChoice,
-    /// Path of Millrace's daemon.
-    pub millrace: &'a Path,
     /// Folder in which disks are made.
     pub disks: &'a Folder,
+}
+
+/// Base that all fleets share.
+pub struct Base<'a> {
+    /// Session, kernel and disks.
+    pub ground: Ground<'a>,
+    /// Path of Millrace's daemon.
+    pub millrace: &'a Path,
+}
+
+/// QEMU's own disk on an image: past the page cache, by io_uring.
+pub fn qemu_disk(image: &Path) -> QemuFile {
+    let mut disk = Disk::file(image);
+    disk.cache = CacheMode::None;
+    disk.aio = Aio::IoUring;
+    disk
 }
 
 /// Running guests. They go when this is dropped, and the daemon with them.
@@ -65,7 +81,7 @@ impl Fleet {
         devices: &Devices,
         disks: &[bool],
     ) -> Result<Fleet, BenchError> {
-        let image = |i: usize| base.disks.image(&format!("{name}{i}.raw"), DISK_LEN_BYTES);
+        let image = |i: usize| base.ground.disks.image(&format!("{name}{i}.raw"), DISK_LEN_BYTES);
         let images = disks
             .iter()
             .enumerate()
@@ -74,14 +90,14 @@ impl Fleet {
         let daemon = match devices {
             Devices::Millrace { sidecore } => Some(start_daemon(base, name, sidecore, &images)?),
             Devices::Qemu => {
-                bridge(base.lab, name, disks.len())?;
+                bridge(base.ground.lab, name, disks.len())?;
                 None
             }
         };
         let mut fleet = Fleet { guests: Vec::new(), daemon };
         for (i, image) in images.iter().enumerate() {
             let guest = fleet.describe(base, name, i, image.as_deref());
-            fleet.guests.push(guest.start(base.lab).map_err(|e| failed(name, e))?);
+            fleet.guests.push(guest.start(base.ground.lab).map_err(|e| failed(name, e))?);
             if (i + 1) % BOOT_AT_ONCE == 0 || i + 1 == images.len() {
                 let from = fleet.guests.len().saturating_sub(BOOT_AT_ONCE);
                 for guest in &fleet.guests[from..] {
@@ -99,19 +115,14 @@ impl Fleet {
             None => Net::tap(tap(name, i)),
         };
         let guest = Guest::builder(&vm)
-            .kernel(base.kernel)
+            .kernel(base.ground.kernel)
             .image(ImageBuilder::default())
             .net(net)
             .address(format!("{}/24", address(i)));
         match (image, &self.daemon) {
             (None, _) => guest,
             (Some(_), Some(daemon)) => guest.disk(Disk::vhost_user(daemon.socket(&vm, "disk0"))),
-            (Some(image), None) => {
-                let mut disk = Disk::file(image);
-                disk.cache = CacheMode::None;
-                disk.aio = Aio::IoUring;
-                guest.disk(disk)
-            }
+            (Some(image), None) => guest.disk(qemu_disk(image)),
         }
     }
 
@@ -235,7 +246,7 @@ fn start_daemon(
         }
         daemon = daemon.vm(vm);
     }
-    daemon.start(base.lab).map_err(|e| BenchError::lab("start the daemon", e))
+    daemon.start(base.ground.lab).map_err(|e| BenchError::lab("start the daemon", e))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use lab::KernelChoice;
 
 use crate::harness::daemon::{self, beside_us};
@@ -24,7 +24,24 @@ pub struct VmArgs {
     millrace: Option<PathBuf>,
 }
 
+/// Kernel, daemon and folder of a run with VMs.
+#[derive(Debug)]
+pub struct VmSetup {
+    /// Kernel of all guests.
+    pub kernel: KernelChoice,
+    /// Path of Millrace's daemon.
+    pub millrace: PathBuf,
+    /// Folder of the results and, meanwhile, the disks.
+    pub out: PathBuf,
+}
+
 impl VmArgs {
+    /// All three.
+    pub fn setup(&self) -> Result<VmSetup, BenchError> {
+        let (kernel, millrace) = (self.kernel()?, self.millrace()?);
+        Ok(VmSetup { kernel, millrace, out: self.out.clone() })
+    }
+
     /// The kernel of all guests.
     pub fn kernel(&self) -> Result<KernelChoice, BenchError> {
         self.kernel.parse().map_err(|e| BenchError::lab("--kernel", e))
@@ -43,6 +60,16 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
         return Err(format!("{secs} s; 0.2 to 60 allowed"));
     }
     Ok(Duration::from_secs_f64(secs))
+}
+
+/// Parses a value by its name; `word` stands for none of them.
+pub fn value_or<T: ValueEnum>(word: &str, text: &str) -> Result<Option<T>, String> {
+    if text == word { Ok(None) } else { T::from_str(text, false).map(Some) }
+}
+
+/// Lines of the daemon's `[sidecore]` table; none where its defaults are wanted.
+pub fn sidecore(spin_us: Option<u32>) -> String {
+    spin_us.map_or(String::new(), |us| format!("spin_us = {us}"))
 }
 
 /// Two different CPUs of this machine.

@@ -102,10 +102,14 @@ mod tests {
         }
     }
 
-    impl Sink {
-        fn text(&self) -> String {
-            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-        }
+    /// Text of a line and a bar, on a terminal or in a file.
+    fn shown(terminal: bool) -> String {
+        let sink = Sink::default();
+        let mut p = Progress::to(Box::new(sink.clone()), terminal);
+        p.bar(1, 2, "half");
+        p.step("one");
+        p.end_bar();
+        String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
     }
 
     #[test]
@@ -118,24 +122,14 @@ mod tests {
 
     #[test]
     fn a_file_gets_lines_and_never_a_bar() {
-        let sink = Sink::default();
-        let mut p = Progress::to(Box::new(sink.clone()), false);
-        p.bar(1, 2, "hidden");
-        p.step("one");
-        p.end_bar();
-        let text = sink.text();
+        let text = shown(false);
         assert!(text.ends_with("one\n") && text.lines().count() == 1, "{text:?}");
         assert!(!text.contains('\x1b') && !text.contains('\r'), "{text:?}");
     }
 
     #[test]
     fn a_terminal_keeps_the_bar_below_the_lines() {
-        let sink = Sink::default();
-        let mut p = Progress::to(Box::new(sink.clone()), true);
-        p.bar(1, 2, "half");
-        p.step("one");
-        p.end_bar();
-        let text = sink.text();
+        let text = shown(true);
         let line = text.find("one\n").unwrap();
         assert!(text[..line].contains("\r\x1b[K"), "bar is wiped before a line: {text:?}");
         assert!(text[line..].contains("1/2 half"), "and drawn again after it: {text:?}");

@@ -80,7 +80,7 @@ pub fn with_repeats<T>(
 }
 
 /// `items` from the `round`th on, forwards or backwards: nobody always comes after the same one.
-pub fn turned<T: Copy>(items: &[T], round: u32) -> Vec<T> {
+pub fn order_for_round<T: Copy>(items: &[T], round: u32) -> Vec<T> {
     let mut order = items.to_vec();
     if !order.is_empty() {
         order.rotate_left(round as usize % items.len());
@@ -97,12 +97,12 @@ mod tests {
 
     #[test]
     fn everyone_begins_and_everyone_follows_everyone() {
-        let orders: Vec<_> = (0..6).map(|round| turned(&[1, 2, 3], round)).collect();
+        let orders: Vec<_> = (0..6).map(|round| order_for_round(&[1, 2, 3], round)).collect();
         assert_eq!(orders[0], [1, 2, 3]);
         for pair in [(1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2)] {
             let follows = |o: &Vec<i32>| o.windows(2).any(|w| (w[0], w[1]) == pair);
             assert!(orders.iter().any(follows), "{pair:?} in {orders:?}");
         }
-        assert!(turned::<u8>(&[], 3).is_empty());
+        assert!(order_for_round::<u8>(&[], 3).is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::harness::results::Results;
+use crate::harness::results::{Results, Row};
 use crate::harness::runner::{CaseRounds, Outcome};
 use crate::harness::stats::spread;
 use crate::harness::svg::{self, escape};
@@ -75,12 +75,63 @@ pub(crate) fn list<S: AsRef<str>>(title: &str, items: impl IntoIterator<Item = S
     out
 }
 
+/// Rows below their floors, a sentence each, which begins with `name`.
+pub(crate) fn below_floors(results: &Results, name: impl Fn(&Row) -> String) -> Vec<String> {
+    let missed = results.rows.iter().filter(|r| r.missed());
+    let sentence = |r: &Row| {
+        let floor = floor_text(r.target.unwrap_or_default());
+        format!("{} {:.2}× of {}, floor {floor}", name(r), r.ratio, r.peer.name)
+    };
+    missed.map(sentence).collect()
+}
+
+/// How many loads strangers disturbed, by the part of the machine that they used in each.
+pub(crate) fn disturbed(foreign: &[f64]) -> Option<String> {
+    above_limit(("strangers used", "the machine"), FOREIGN_LIMIT, foreign)
+}
+
+/// How many loads had a share above `limit`; none where none had. The cause is for example
+/// "strangers used" and "the machine".
+pub(crate) fn above_limit(
+    (cause, whole): (&str, &str),
+    limit: f64,
+    shares: &[f64],
+) -> Option<String> {
+    let (count, all) = (shares.iter().filter(|s| **s > limit).count(), shares.len());
+    let limit = limit * 100.0;
+    (count > 0)
+        .then(|| format!("{cause} more than {limit:.0} % of {whole} in {count} of {all} loads"))
+}
+
+/// A heading, and the head of a table of numbers.
+pub(crate) fn numbers_head<'a>(title: &str, heads: impl Iterator<Item = &'a str>) -> String {
+    let mut out = format!("<h2>{}</h2>\n<div class=\"scroll\"><table><tr>", escape(title));
+    for head in heads {
+        let _ = write!(out, "<th>{}</th>", escape(head));
+    }
+    out + "</tr>\n"
+}
+
+/// A row of such a table: texts, then numbers, with a dash for each that is not known.
+pub(crate) fn numbers_row(texts: &[&str], values: impl Iterator<Item = Option<f64>>) -> String {
+    let mut out = String::from("<tr>");
+    for text in texts {
+        let _ = write!(out, "<td>{}</td>", escape(text));
+    }
+    for value in values {
+        let text = value.map_or("–".into(), number);
+        let _ = write!(out, "<td class=\"n\">{text}</td>");
+    }
+    out + "</tr>\n"
+}
+
+/// The end of such a table.
+pub(crate) const NUMBERS_END: &str = "</table></div>\n";
+
 fn headline(results: &Results, outcome: &Outcome) -> String {
-    let (rows, missed) = (results.rows.len(), outcome.missed());
-    let with_floor = results.rows.iter().filter(|r| r.target.is_some()).count();
+    let (rows, (reached, floors)) = (results.rows.len(), results.floors());
     let mut text = format!(
-        "{} of {with_floor} floors reached; faster than the peer in {} of {rows} cases.",
-        with_floor - missed.len(),
+        "{reached} of {floors} floors reached; faster than the peer in {} of {rows} cases.",
         results.rows.iter().filter(|r| r.ratio > 1.0).count(),
     );
     if !outcome.failed().is_empty() {

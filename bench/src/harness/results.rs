@@ -132,6 +132,13 @@ impl Row {
 }
 
 impl Results {
+    /// Number of floors that were reached, and of all floors.
+    pub fn floors(&self) -> (usize, usize) {
+        let floors = self.rows.iter().filter(|r| r.target.is_some()).count();
+        let missed = self.rows.iter().filter(|r| r.missed()).count();
+        (floors - missed, floors)
+    }
+
     /// Reads a result file.
     pub fn read(path: &Path) -> Result<Results, BenchError> {
         let text = std::fs::read(path).map_err(|e| BenchError::file("read", path, e))?;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::harness::error::BenchError;
 use crate::harness::machine;
+use crate::harness::output::{self, PageSource, RowSource};
 use crate::harness::progress::Progress;
 use crate::harness::report::Context;
 use crate::harness::results::{Machine, Missing, Results, Row};
@@ -36,6 +37,65 @@ pub trait Suite {
         measured: Self::Measured,
         origin: Origin,
     ) -> Result<Report, BenchError>;
+}
+
+/// A suite whose report is rows in the published format, with a page of plots and tables.
+pub trait PageSuite {
+    /// Section of the document of results.
+    const SECTION: Section;
+    /// Settings, made from the options and checked.
+    type Setup;
+    /// Samples of all rounds.
+    type Measured: PageSource<Self::Setup>;
+
+    /// Makes the settings.
+    fn setup(&self) -> Result<Self::Setup, BenchError>;
+
+    /// Measures everything.
+    fn measure(setup: &Self::Setup, progress: &mut Progress) -> Result<Self::Measured, BenchError>;
+
+    /// Sentences on how it was measured.
+    fn text(setup: &Self::Setup) -> Vec<String>;
+
+    /// Folder of all files.
+    fn out(&self) -> &Path;
+
+    /// Whether a comparison that could not be made is a failure.
+    fn is_failure(_missing: &Missing) -> bool {
+        true
+    }
+}
+
+impl<T: PageSuite> Suite for T {
+    type Setup = T::Setup;
+    type Measured = T::Measured;
+
+    fn setup(&self) -> Result<T::Setup, BenchError> {
+        PageSuite::setup(self)
+    }
+
+    fn measure(
+        &self,
+        setup: &T::Setup,
+        progress: &mut Progress,
+    ) -> Result<T::Measured, BenchError> {
+        T::measure(setup, progress)
+    }
+
+    fn report(
+        &self,
+        setup: &T::Setup,
+        measured: T::Measured,
+        origin: Origin,
+    ) -> Result<Report, BenchError> {
+        let rows = measured.rows(setup);
+        let missing = measured.missing(&rows);
+        let (results, context) = origin.results(rows, missing, T::text(setup));
+        let written = output::write_all(self.out(), setup, &results, &measured, &context)?;
+        let losses = measured.losses(&results);
+        let failed = results.missing.iter().any(T::is_failure);
+        Ok(Report::new(T::SECTION, &results, losses, written, failed))
+    }
 }
 
 /// Machine, commit and duration of a run.

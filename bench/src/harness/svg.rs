@@ -57,6 +57,14 @@ pub(crate) struct Canvas {
 }
 
 impl Canvas {
+    /// A drawing with a title and, below it, a note.
+    pub(crate) fn titled(title: &str, note: &str) -> Canvas {
+        let mut canvas = Canvas { body: String::new() };
+        canvas.text(16.0, 26.0, "mr-text mr-title", title);
+        canvas.text(16.0, 44.0, "mr-small", note);
+        canvas
+    }
+
     pub(crate) fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
         let text = escape(text);
         self.body.push_str(&format!(
@@ -141,12 +149,8 @@ pub fn ratios(results: &Results) -> String {
     let most = most.fold(1.0, f64::max) * 1.05;
     let scale = (WIDTH - LEFT - RIGHT) / most;
     let height = TOP + BOTTOM + rows.len() as f64 * ROW_HEIGHT;
-    let mut c = Canvas { body: String::new() };
-    c.text(16.0, 26.0, "mr-text mr-title", "Millrace against its peers");
-    c.text(
-        16.0,
-        44.0,
-        "mr-small",
+    let mut c = Canvas::titled(
+        "Millrace against its peers",
         "median of the rounds' own ratios, right is better; thin line: slowest to fastest round",
     );
     let bottom = height - BOTTOM;
@@ -195,12 +199,8 @@ fn ratio_row(c: &mut Canvas, row: &Row, top: f64, scale: f64) {
 pub fn cpu(results: &Results) -> String {
     let rows: Vec<&Row> = results.rows.iter().filter(|r| r.host_cpu_us_per_op.is_some()).collect();
     let height = TOP + BOTTOM / 2.0 + rows.len() as f64 * ROW_HEIGHT;
-    let mut c = Canvas { body: String::new() };
-    c.text(16.0, 26.0, "mr-text mr-title", "Host CPU per operation");
-    c.text(
-        16.0,
-        44.0,
-        "mr-small",
+    let mut c = Canvas::titled(
+        "Host CPU per operation",
         "QEMU and daemon, microseconds; shorter is better; each case has its own scale",
     );
     for (i, row) in rows.iter().enumerate() {

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //! Two guests are booted once, with three network cards each: on QEMU's TAP and a bridge, on our
-//! switch, and on Open vSwitch with DPDK ([`world`]). A *way* ([`Route`]) is one of these cards, or
+//! switch, and on Open vSwitch with DPDK ([`bed`]). A *way* ([`Route`]) is one of these cards, or
 //! the switch's with the channel's modules taking its packets, with this or that setting of theirs,
 //! or the client's own loopback. Ways are changed by module parameters and addresses, so all of
 //! them are measured by the same programs in the same guests within seconds ([`case`]).
@@ -22,6 +22,7 @@
 //! - Two CPUs for two guests: whoever polls on the host (Open vSwitch) has none for itself. It is
 //!   stopped while it is not wanted.
 
+pub mod bed;
 pub mod case;
 pub(crate) mod command;
 pub mod counters;
@@ -34,7 +35,6 @@ pub mod route;
 pub mod rows;
 #[cfg(test)]
 mod testing;
-pub mod world;
 
 use std::path::PathBuf;
 use std::time::Duration;

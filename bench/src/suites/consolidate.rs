@@ -24,21 +24,20 @@ pub(crate) mod command;
 pub mod load;
 pub mod output;
 
-use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use lab::{KernelChoice, Lab};
+use lab::Lab;
 use serde::{Deserialize, Serialize};
 
 use crate::harness::cpu::Accounts;
 use crate::harness::error::BenchError;
-use crate::harness::fleet::{Base, Devices, Fleet};
+use crate::harness::fleet::{Base, Devices, Fleet, Ground};
 use crate::harness::folder::Folder;
 use crate::harness::host::{self, Thread};
+use crate::harness::options::VmSetup;
 use crate::harness::progress::Progress;
-use crate::harness::runner::GRACE;
-use crate::harness::runner::Side;
+use crate::harness::runner::{GRACE, Plan, Side};
 use load::{LOADS, Values};
 
 /// Time before CPU is read: all programs have started by then.
@@ -47,18 +46,12 @@ const SETTLE: Duration = Duration::from_millis(800);
 /// Setup of a run.
 #[derive(Debug)]
 pub struct Setup {
-    /// Rounds that count.
-    pub rounds: u32,
-    /// Length of each load.
-    pub length: Duration,
-    /// Kernel of all guests.
-    pub kernel: KernelChoice,
-    /// Path of Millrace's daemon.
-    pub millrace: PathBuf,
+    /// Rounds, and length of each load.
+    pub plan: Plan,
+    /// Kernel, daemon and folder of the run.
+    pub vms: VmSetup,
     /// More lines for the daemon's `[sidecore]` table.
     pub sidecore: String,
-    /// Folder of the results and, meanwhile, the disks.
-    pub out: PathBuf,
 }
 
 /// Host CPU seconds per second.
@@ -187,8 +180,9 @@ fn put_on(
 /// Boots both fleets and measures; returns every round.
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Round>, BenchError> {
     let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
-    let disks = Folder::new(&setup.out.join("consolidate-disks"))?;
-    let base = Base { lab: &lab, kernel: setup.kernel, millrace: &setup.millrace, disks: &disks };
+    let disks = Folder::new(&setup.vms.out.join("consolidate-disks"))?;
+    let ground = Ground { lab: &lab, kernel: setup.vms.kernel, disks: &disks };
+    let base = Base { ground, millrace: &setup.vms.millrace };
     progress.step("booting eight guests on Millrace");
     let ours = Host::boot(&base, Side::Ours, &setup.sidecore)?;
     progress.step("booting eight guests on QEMU's devices");
@@ -201,11 +195,11 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Round>, BenchEr
         };
         let (side_pids, other) = (this.fleet.pids(), other.fleet.pids());
         let accounts = Accounts { side: side_pids, other, spinners: Vec::new(), cores };
-        put_on(this, &accounts, side, setup.length)
+        put_on(this, &accounts, side, setup.plan.length)
     };
     let mut rounds = Vec::new();
-    for round in 0..=setup.rounds {
-        progress.step(&format!("round {round} of {}", setup.rounds));
+    for round in 0..=setup.plan.rounds {
+        progress.step(&format!("round {round} of {}", setup.plan.rounds));
         let (ours, peer) = if round % 2 == 0 {
             let ours = load(Side::Ours)?;
             (ours, load(Side::Peer)?)

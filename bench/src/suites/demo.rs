@@ -15,6 +15,7 @@ use lab::{Daemon, ImageBuilder, KernelChoice, Lab};
 
 use crate::harness::cpu::Accounts;
 use crate::harness::error::BenchError;
+use crate::harness::fleet::Ground;
 use crate::harness::folder::Folder;
 use crate::harness::progress::Progress;
 use crate::harness::runner::{self, Side};
@@ -74,7 +75,8 @@ impl Bed {
         progress.step("asking what the storage can do");
         let ceiling = storage::ceiling(&disks.image("ceiling.raw", DISK_LEN_BYTES)?);
         progress.step("starting the daemon and four VMs");
-        let base = pair::Base { lab: &lab, kernel: setup.kernel, image: &image, disks: &disks };
+        let ground = Ground { lab: &lab, kernel: setup.kernel, disks: &disks };
+        let base = pair::Base { ground, image: &image };
         pair::bridge(&lab)?;
         let daemon = pair::daemon(&base, &setup.millrace)?;
         let (ours, peer) = (pair::millrace(&base, &daemon)?, pair::qemu(&base)?);
@@ -156,8 +158,8 @@ impl runner::Bed for Bed {
 
     fn renew(&self, side: Side) -> Result<(), BenchError> {
         self.pair(side).kill();
-        let (image, disks) = (&self.image, &self.disks);
-        let base = pair::Base { lab: &self.lab, kernel: self.kernel, image, disks };
+        let ground = Ground { lab: &self.lab, kernel: self.kernel, disks: &self.disks };
+        let base = pair::Base { ground, image: &self.image };
         let (place, fresh) = match side {
             Side::Ours => (&self.ours, pair::millrace(&base, &self.daemon)?),
             Side::Peer => (&self.peer, pair::qemu(&base)?),

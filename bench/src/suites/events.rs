@@ -30,33 +30,27 @@ pub(crate) mod command;
 pub mod guest;
 pub mod output;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use lab::{KernelChoice, Lab};
+use lab::Lab;
 use serde::{Deserialize, Serialize};
 
 use crate::harness::error::BenchError;
-use crate::harness::fleet::{Base, Devices, Fleet, address};
+use crate::harness::fleet::{Base, Devices, Fleet, Ground, address};
 use crate::harness::folder::Folder;
 use crate::harness::host::{self, Calls, SystemCalls, Thread};
+use crate::harness::options::VmSetup;
 use crate::harness::progress::Progress;
-use crate::harness::runner::GRACE;
+use crate::harness::runner::{GRACE, Plan};
 use guest::Seen;
 
 /// Setup of a run.
 #[derive(Debug)]
 pub struct Setup {
-    /// Rounds that count.
-    pub rounds: u32,
-    /// Length of each load.
-    pub length: Duration,
-    /// Kernel of all guests.
-    pub kernel: KernelChoice,
-    /// Path of Millrace's daemon.
-    pub millrace: PathBuf,
-    /// Folder of the results and, meanwhile, the disks.
-    pub out: PathBuf,
+    /// Rounds, and length of each load.
+    pub plan: Plan,
+    /// Kernel, daemon and folder of the run.
+    pub vms: VmSetup,
 }
 
 /// A load, one request at a time.
@@ -286,8 +280,9 @@ fn counts(before: &Moment, after: &Moment, seen: &Seen, io: &Io) -> Counts {
 /// Boots all pairs and measures; returns every round.
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Sample>, BenchError> {
     let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
-    let disks = Folder::new(&setup.out.join("events-disks"))?;
-    let base = Base { lab: &lab, kernel: setup.kernel, millrace: &setup.millrace, disks: &disks };
+    let disks = Folder::new(&setup.vms.out.join("events-disks"))?;
+    let ground = Ground { lab: &lab, kernel: setup.vms.kernel, disks: &disks };
+    let base = Base { ground, millrace: &setup.vms.millrace };
     let mut pairs = Vec::new();
     for back_end in BACK_ENDS {
         progress.step(&format!("booting two guests: {}", back_end.name()));
@@ -297,11 +292,11 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Sample>, BenchE
         pairs.push((back_end, fleet));
     }
     let mut samples = Vec::new();
-    for round in 0..=setup.rounds {
-        progress.step(&format!("round {round} of {}", setup.rounds));
+    for round in 0..=setup.plan.rounds {
+        progress.step(&format!("round {round} of {}", setup.plan.rounds));
         for load in LOADS {
             for (back_end, fleet) in &pairs {
-                let counts = measure(fleet, load, *back_end, setup.length)?;
+                let counts = measure(fleet, load, *back_end, setup.plan.length)?;
                 samples.push(Sample { round, load, back_end: *back_end, counts });
             }
         }

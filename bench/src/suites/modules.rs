@@ -2,7 +2,7 @@
 //! paper's figures 4 and 5.
 //!
 //! # Theory of operation
-//! One guest with one CPU runs Debian's MariaDB, unmodified, with the plugin ([`world`]). All sides
+//! One guest with one CPU runs Debian's MariaDB, unmodified, with the plugin ([`bed`]). All sides
 //! are tables of this one server, and differ in where their bytes go:
 //! - [`Side::Module`] and [`Side::ModuleBatched`]: to the table store in the host, over vsock;
 //!   [`Side::ModuleRing`]: as the second, by memory that guest and host share, which both look at
@@ -32,6 +32,7 @@
 //!   thread of the guest's CPU, so its emulation counts as the guest's CPU time.
 //! - MyISAM has no durable form; Aria and MyISAM have no transactions of several statements.
 
+pub mod bed;
 pub(crate) mod command;
 pub mod counts;
 pub mod load;
@@ -42,7 +43,6 @@ pub mod rounds;
 pub mod rows;
 #[cfg(test)]
 mod testing;
-pub mod world;
 
 use std::path::PathBuf;
 

@@ -3,7 +3,7 @@
 //!
 //! # Theory of operation
 //! One server VM and up to three neighbours whose guests run a busy loop share one host CPU
-//! ([`world`]). The daemon, with its sidecore, its pipes' threads and their twins, and the client
+//! ([`bed`]). The daemon, with its sidecore, its pipes' threads and their twins, and the client
 //! run on another, as the paper's driver domain does.
 //!
 //! Part one ([`files`]; figures 3 and 4): one connection, one file, moved by a pipe, by `sendfile`
@@ -26,6 +26,7 @@
 //! - The client shares its CPU with the daemon; in the paper it is another machine.
 //! - What the guest does after the client has everything is counted for [`files::TAIL`] only.
 
+pub mod bed;
 pub(crate) mod command;
 pub mod fetch;
 pub mod files;
@@ -39,7 +40,6 @@ pub mod rows;
 pub mod servers;
 #[cfg(test)]
 mod testing;
-pub mod world;
 
 use std::path::PathBuf;
 use std::time::Duration;

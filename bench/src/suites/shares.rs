@@ -1,7 +1,7 @@
 //! Many VMs on one sidecore: does each get what is due to it, whatever the others do?
 //!
 //! # Theory of operation
-//! A [`case::Case`] starts the daemon with some VMs ([`world`]), each with two network ports and a
+//! A [`case::Case`] starts the daemon with some VMs ([`bed`]), each with two network ports and a
 //! memory disk, on one sidecore that does not sleep, and drives all of their ports from one thread
 //! on another CPU (`frontend many`). It judges what that thread counted in windows, and says what
 //! was found and what was due ([`Finding`]). A round is all cases once; the first round is thrown
@@ -16,20 +16,20 @@
 //! - A load in which a busy thread waited for its CPU for more than 3 % of the time is told, as in
 //!   `peers`. So is one whose rings ran dry in more than 3 % of the turns: its shares say nothing.
 
+pub mod bed;
 pub mod case;
 pub(crate) mod command;
 pub mod output;
 pub mod plot;
 pub mod rows;
-pub mod world;
 
 use serde::Serialize;
 
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
 
+use bed::{Bed, Load};
 use case::Case;
-use world::{Load, World};
 
 /// One round's answer to one question.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -70,7 +70,7 @@ pub struct Trace {
 
 /// Runs all cases in rounds. A case that fails is told, and its round has no finding of it.
 pub fn run(
-    world: &World,
+    bed: &Bed,
     cases: &[Case],
     rounds: u32,
     progress: &mut Progress,
@@ -85,7 +85,7 @@ pub fn run(
         };
         for (i, case) in cases.iter().enumerate() {
             progress.bar(i, cases.len(), &case.name());
-            if let Err(e) = one(world, case, &mut round) {
+            if let Err(e) = one(bed, case, &mut round) {
                 progress.step(&format!("{}: {e}", case.name()));
                 failed.push(format!("{}, round {number}: {e}", case.name()));
             }
@@ -103,10 +103,10 @@ pub fn run(
     (all, failed)
 }
 
-fn one(world: &World, case: &Case, round: &mut Round) -> Result<(), BenchError> {
+fn one(bed: &Bed, case: &Case, round: &mut Round) -> Result<(), BenchError> {
     let mut loads: Vec<Load> = Vec::new();
     for setting in case.settings() {
-        let load = world.run(&setting)?;
+        let load = bed.run(&setting)?;
         round.disturbed.extend(load.complaint().map(|c| format!("{}: {c}", case.name())));
         loads.push(load);
     }

@@ -4,7 +4,8 @@ use super::*;
 use crate::harness::samples;
 
 /// The design's own example, word for word.
-const PUBLISHED: &str = r#"{"machine": {"cpu": "…", "cores": 2, "kernel": "…"}, "commit": "…", "rows": [
+const PUBLISHED: &str = r#"{"machine": {"cpu": "…", "cores": 2, "kernel": "…"},
+  "commit": "…", "rows": [
   {"case": "tcp_rr", "ours": {"name": "switch", "value": 2600, "unit": "1/s"},
    "peer": {"name": "tap-bridge", "value": 1450, "unit": "1/s"},
    "better": "higher", "ratio": 1.79, "ratio_min": 1.4, "ratio_max": 2.2, "rounds": 11,

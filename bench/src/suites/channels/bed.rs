@@ -63,7 +63,7 @@ fn pair(setup: &Setup, cpus: &[usize]) -> Option<[usize; 2]> {
 }
 
 /// Everything, running. It goes when this is dropped: guests before who serves them.
-pub struct World {
+pub struct Bed {
     client: Guest,
     server: Guest,
     daemon: Daemon,
@@ -79,13 +79,13 @@ pub struct World {
     _cleanup: Cleanup,
 }
 
-impl World {
+impl Bed {
     /// Boots everything; `spinners` are left out of the accounts.
     pub fn boot(
         setup: &Setup,
         spinners: Vec<Thread>,
         progress: &mut Progress,
-    ) -> Result<World, BenchError> {
+    ) -> Result<Bed, BenchError> {
         progress.step("preparing kernel, modules and guest image");
         let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
         let mut cleanup = Cleanup::new()?;
@@ -119,25 +119,14 @@ impl World {
         let cpus = base::cpu::allowed_cpus().map_err(|e| BenchError::lab("list CPUs", e))?;
         let (cores, pair) = (cpus.len() as u32, pair(setup, &cpus));
         let (way, poll_us, _cleanup) = (Cell::new(None), setup.poll_us, cleanup);
-        let world = World {
-            client,
-            server,
-            daemon,
-            ovs,
-            lab,
-            spinners,
-            cores,
-            poll_us,
-            pair,
-            way,
-            _cleanup,
-        };
+        let bed =
+            Bed { client, server, daemon, ovs, lab, spinners, cores, poll_us, pair, way, _cleanup };
         if setup.pinned {
-            world.pin()?;
+            bed.pin()?;
         }
         progress.step("loading the modules");
-        world.prepare()?;
-        Ok(world)
+        bed.prepare()?;
+        Ok(bed)
     }
 
     /// Gives each virtual CPU a CPU of the host, as far as there are enough, so that one that polls

@@ -1,20 +1,20 @@
 //! The command line of `bench channels`.
 
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
 
 use crate::harness::error::BenchError;
-use crate::harness::options::VmArgs;
-use crate::harness::options::seconds;
+use crate::harness::options::{VmArgs, seconds, value_or};
 use crate::harness::progress::Progress;
-use crate::harness::results::Results;
-use crate::harness::suite::{Origin, Report, Suite};
+use crate::harness::results::Missing;
+use crate::harness::suite::PageSuite;
 use crate::harness::table::Section;
+use crate::suites::channels::bed::POLL_US;
 use crate::suites::channels::case::{Case, SIZES, Test};
 use crate::suites::channels::programs::{self, Program};
-use crate::suites::channels::world::POLL_US;
-use crate::suites::channels::{Measured, Route, Setup, output, rounds, rows};
+use crate::suites::channels::{Measured, Route, Setup, rounds};
 
 /// Seconds to wait for near CPUs, in a run of half an hour.
 const PATIENCE_S: u32 = 600;
@@ -28,7 +28,8 @@ pub struct ChannelsArgs {
     #[arg(long, default_value = "0.6", value_parser = seconds)]
     secs: Duration,
     /// Only these tests; "others" is traffic to others than guests. All when left out.
-    #[arg(long, value_delimiter = ',', value_parser = test)]
+    #[arg(long, value_delimiter = ',',
+        value_parser = |text: &str| value_or::<Test>("others", text))]
     tests: Vec<Option<Test>>,
     /// Message sizes, bytes (64 to 65536); datagrams have 60000 at most.
     #[arg(long, value_delimiter = ',', default_values_t = SIZES,
@@ -42,11 +43,13 @@ pub struct ChannelsArgs {
         value_parser = clap::value_parser!(u32).range(1_000..=100_000_000))]
     packets: u32,
     /// Real programs in place of all this; all of them when none is named.
-    #[arg(long, value_delimiter = ',', num_args = 0.., conflicts_with_all = ["tests", "sizes", "packets", "patience_secs"])]
+    #[arg(long, value_delimiter = ',', num_args = 0..,
+        conflicts_with_all = ["tests", "sizes", "packets", "patience_secs"])]
     programs: Option<Vec<Program>>,
     /// Most microseconds that an idle vCPU polls in channel-poll and channel-busy
     /// (millrace_channel's poll_us, 0 to 10000).
-    #[arg(long, default_value_t = POLL_US, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    #[arg(long, default_value_t = POLL_US,
+        value_parser = clap::value_parser!(u32).range(0..=10_000))]
     poll_us: u32,
     /// Virtual CPUs of each guest (1 to 8).
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
@@ -58,7 +61,8 @@ pub struct ChannelsArgs {
     /// share of it for each round, and 0 for none. Where this machine is a VM, its host may move
     /// its CPUs to where they share no cache. When the time is over, streams are measured all the
     /// same (0 to 3600).
-    #[arg(long, default_value_t = PATIENCE_S, value_parser = clap::value_parser!(u32).range(0..=3600))]
+    #[arg(long, default_value_t = PATIENCE_S,
+        value_parser = clap::value_parser!(u32).range(0..=3600))]
     patience_secs: u32,
     /// One round of 0.2 s: to see that it works, not to measure.
     #[arg(long, conflicts_with_all = ["rounds", "secs", "patience_secs"])]
@@ -67,14 +71,8 @@ pub struct ChannelsArgs {
     vms: VmArgs,
 }
 
-fn test(text: &str) -> Result<Option<Test>, String> {
-    match text {
-        "others" => Ok(None),
-        _ => <Test as clap::ValueEnum>::from_str(text, false).map(Some),
-    }
-}
-
-impl Suite for ChannelsArgs {
+impl PageSuite for ChannelsArgs {
+    const SECTION: Section = Section::Channels;
     type Setup = Setup;
     type Measured = Measured;
 
@@ -123,93 +121,76 @@ impl Suite for ChannelsArgs {
         })
     }
 
-    fn measure(&self, setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
+    fn measure(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
         rounds::run(setup, progress)
     }
 
-    fn report(
-        &self,
-        setup: &Setup,
-        measured: Measured,
-        origin: Origin,
-    ) -> Result<Report, BenchError> {
-        let rows = rows::rows(setup, &measured);
-        let missing = rows::missing(&measured);
-        let (results, context) = origin.results(rows, missing, text(setup));
-        let written = output::write_all(&setup.out, setup, &results, &measured, &context)?;
-        let losses = output::losses(&results, &measured);
-        Ok(Report::new(Section::Channels, &results, losses, written, failed(&results)))
+    fn text(setup: &Setup) -> Vec<String> {
+        let guests = format!(
+            "Two guests (TCG, {} vCPU each), booted once, with three network cards each: a TAP in a bridge \
+             (QEMU’s own virtio-net), Millrace’s switch, Open vSwitch on DPDK. Their vCPUs run on {}.",
+            setup.vcpus,
+            if setup.pinned { "a CPU each, as far as there are enough" } else { "any CPU" }
+        );
+        let shipped = if setup.poll_us == POLL_US { " as it is shipped" } else { "" };
+        let poll = format!(
+            "channel-poll is the channel{shipped}: an idle vCPU polls for up to {} µs (poll_us), TCP packets of \
+             4,096 bytes and more pass their pages by reference. channel is the same with poll_us=0, \
+             channel-copy that with nothing passed by reference. channel-busy and tap-bridge-busy add \
+             socket busy polling of 50 µs in both guests.",
+            setup.poll_us
+        );
+        let fixed = [
+            "switch is the same card with millrace_net’s enabled=N. loopback is 127.0.0.1 in the client.",
+            "Open vSwitch’s polling thread has no CPU of its own: two guests and it share the machine’s. It \
+             is stopped while it is not measured.",
+            "After each load the modules’ counters had to tell that its packets went that way, and no other.",
+            "An idle-priority loop keeps every host CPU awake all the time; its time is left out.",
+            "CPU time is user and system time of both QEMU processes, guests included, and of the daemon or \
+             Open vSwitch, in the middle of the load. Under emulation a guest’s share is several times what \
+             it is under KVM.",
+        ];
+        let patience = format!(
+            "Streams waited until the host’s CPUs were near each other, {} s in all at most: the bytes of two guests \
+             go from one to the other, the loopback’s do not. Rows that end in _near and _far are the rounds in \
+             which they were near, and far.",
+            setup.patience.as_secs()
+        );
+        let waits = !setup.patience.is_zero() && setup.cases.iter().any(|case| !case.test.is_rr());
+        let rounds = format!(
+            "{} rounds of {:.1} s a load, after one thrown away; who begins changes.",
+            setup.rounds,
+            setup.length.as_secs_f64()
+        );
+        [guests, poll]
+            .into_iter()
+            .chain(fixed.map(Into::into))
+            .chain(waits.then_some(patience))
+            .chain([rounds])
+            .collect()
     }
-}
 
-/// Whether something failed that this machine could have done: a peer that is not installed is
-/// missing, and no failure.
-fn failed(results: &Results) -> bool {
-    results.missing.iter().any(|m| !m.why.contains("not installed"))
-}
+    fn out(&self) -> &Path {
+        &self.vms.out
+    }
 
-fn text(setup: &Setup) -> Vec<String> {
-    let guests = format!(
-        "Two guests (TCG, {} vCPU each), booted once, with three network cards each: a TAP in a bridge \
-         (QEMU’s own virtio-net), Millrace’s switch, Open vSwitch on DPDK. Their vCPUs run on {}.",
-        setup.vcpus,
-        if setup.pinned { "a CPU each, as far as there are enough" } else { "any CPU" }
-    );
-    let shipped = if setup.poll_us == POLL_US { " as it is shipped" } else { "" };
-    let poll = format!(
-        "channel-poll is the channel{shipped}: an idle vCPU polls for up to {} µs (poll_us), TCP packets of \
-         4,096 bytes and more pass their pages by reference. channel is the same with poll_us=0, \
-         channel-copy that with nothing passed by reference. channel-busy and tap-bridge-busy add \
-         socket busy polling of 50 µs in both guests.",
-        setup.poll_us
-    );
-    let fixed = [
-        "switch is the same card with millrace_net’s enabled=N. loopback is 127.0.0.1 in the client.",
-        "Open vSwitch’s polling thread has no CPU of its own: two guests and it share the machine’s. It \
-         is stopped while it is not measured.",
-        "After each load the modules’ counters had to tell that its packets went that way, and no other.",
-        "An idle-priority loop keeps every host CPU awake all the time; its time is left out.",
-        "CPU time is user and system time of both QEMU processes, guests included, and of the daemon or \
-         Open vSwitch, in the middle of the load. Under emulation a guest’s share is several times what \
-         it is under KVM.",
-    ];
-    let patience = format!(
-        "Streams waited until the host’s CPUs were near each other, {} s in all at most: the bytes of two guests \
-         go from one to the other, the loopback’s do not. Rows that end in _near and _far are the rounds in \
-         which they were near, and far.",
-        setup.patience.as_secs()
-    );
-    let waits = !setup.patience.is_zero() && setup.cases.iter().any(|case| !case.test.is_rr());
-    let rounds = format!(
-        "{} rounds of {:.1} s a load, after one thrown away; who begins changes.",
-        setup.rounds,
-        setup.length.as_secs_f64()
-    );
-    [guests, poll]
-        .into_iter()
-        .chain(fixed.map(Into::into))
-        .chain(waits.then_some(patience))
-        .chain([rounds])
-        .collect()
+    /// A peer that is not installed is missing, and no failure.
+    fn is_failure(missing: &Missing) -> bool {
+        !missing.why.contains("not installed")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::harness::options;
-    use crate::harness::results::Missing;
-    use crate::harness::samples;
-
-    fn args(words: &[&str]) -> Result<ChannelsArgs, String> {
-        options::parse(words)
-    }
 
     fn setup(words: &[&str]) -> Setup {
         // Any file is a daemon here.
         let daemon = std::env::current_exe().unwrap();
         let words: Vec<&str> =
             words.iter().copied().chain(["--millrace", daemon.to_str().unwrap()]).collect();
-        args(&words).unwrap().setup().unwrap()
+        options::parse::<ChannelsArgs>(&words).unwrap().setup().unwrap()
     }
 
     #[test]
@@ -236,28 +217,15 @@ mod tests {
         assert_eq!((all.programs.len(), all.cases.len(), all.hook_packets), (5, 0, 0));
         assert_eq!(all.ways, programs::WAYS);
         assert_eq!(setup(&["--programs", "redis,nfs"]).programs, [Program::Redis, Program::Nfs]);
-        let e = |words: &[&str]| args(words).err().unwrap();
-        assert!(e(&["--programs", "redis", "--tests", "tcp_rr"]).contains("cannot be used with"));
-    }
-
-    #[test]
-    fn limits_are_kept_and_told() {
-        let e = |words: &[&str]| args(words).err().unwrap();
-        assert!(e(&["--sizes", "63"]).contains("64..=65536"));
-        assert!(e(&["--ways", "carrier-pigeon"]).contains("tap-bridge"));
-        assert!(e(&["--vcpus", "9"]).contains("1..=8"));
-        assert!(e(&["--tests", "icmp_rr"]).contains("icmp_rr"));
     }
 
     #[test]
     fn a_peer_that_is_not_installed_is_no_failure() {
-        let mut results = samples::results();
-        let mut missing = |why: &str| {
+        let is_failure = |why: &str| {
             let (case, name, why) = ("x".into(), "ovs-normal".into(), why.into());
-            results.missing.push(Missing { case, name, why });
-            failed(&results)
+            ChannelsArgs::is_failure(&Missing { case, name, why })
         };
-        assert!(!missing("Open vSwitch on DPDK: not installed; scripts/peers does it"));
-        assert!(missing("round 1: it hangs"));
+        assert!(!is_failure("Open vSwitch on DPDK: not installed; scripts/peers does it"));
+        assert!(is_failure("round 1: it hangs"));
     }
 }

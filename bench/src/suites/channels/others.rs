@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
+use super::bed::{Bed, HOST, sh};
 use super::case::{Case, Test};
 use super::route::{Route, Sample};
-use super::world::{HOST, World, sh};
 use super::{HookLoad, Measured, OthersLoad, Setup, with_repeat};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
-use crate::harness::repeat::turned;
+use crate::harness::repeat::order_for_round;
 use crate::harness::runner::GRACE;
 use crate::harness::runner::{Window, metered};
 
@@ -42,60 +42,59 @@ pub const HOOK_CASE: &str = "hook_udp_64";
 
 /// Everything once.
 pub fn round(
-    world: &World,
+    bed: &Bed,
     setup: &Setup,
     round: u32,
     measured: &mut Measured,
     progress: &mut Progress,
 ) -> Result<(), BenchError> {
     if round == 0 {
-        prepare(world)?;
+        prepare(bed)?;
     }
     // The channel's polling may have its effect on nobody else.
-    world.take(Route::TapBridge)?;
-    for hook in turned(&[true, false], round) {
+    bed.take(Route::TapBridge)?;
+    for hook in order_for_round(&[true, false], round) {
         // It is loaded before and after.
         if !hook {
-            world.load_hook(false)?;
+            bed.load_hook(false)?;
         }
         for test in [Test::TcpRr, Test::UdpRr] {
             let name = case(test);
-            let load = || round_trips(world, test, setup.length);
+            let load = || round_trips(bed, test, setup.length);
             let done = with_repeat((&name, side(hook)), round, measured, progress, load);
             let Some(sample) = done else { continue };
             progress.step(&format!("{name}, {}: {:.0}/s", side(hook), sample.value));
             measured.others.push(OthersLoad { round, test, hook, sample });
         }
-        let load = || datagrams(world, setup.hook_packets);
+        let load = || datagrams(bed, setup.hook_packets);
         let done = with_repeat((HOOK_CASE, side(hook)), round, measured, progress, load);
         if let Some(packet_ns) = done {
             progress.step(&format!("{HOOK_CASE}, {}: {packet_ns:.0} ns", side(hook)));
             measured.hook.push(HookLoad { round, hook, packet_ns });
         }
         if !hook {
-            world.load_hook(true)?;
+            bed.load_hook(true)?;
         }
     }
     Ok(())
 }
 
 /// A device that drops everything, in the client, and a server on the host.
-fn prepare(world: &World) -> Result<(), BenchError> {
-    sh(world.guests()[0], &format!("modprobe dummy && {NOBODYS_NET}"))?;
+fn prepare(bed: &Bed) -> Result<(), BenchError> {
+    sh(bed.guests()[0], &format!("modprobe dummy && {NOBODYS_NET}"))?;
     let failed = |e: &dyn std::fmt::Display| BenchError::lab("start a server on the host", e);
-    let server =
-        world.lab().net().inside(|| lab_agent::tools::rr::server(lab_agent::tools::RR_PORT));
+    let server = bed.lab().net().inside(|| lab_agent::tools::rr::server(lab_agent::tools::RR_PORT));
     // Its threads serve on without it.
     server.map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
     Ok(())
 }
 
-fn round_trips(world: &World, test: Test, length: Duration) -> Result<Sample, BenchError> {
+fn round_trips(bed: &Bed, test: Test, length: Duration) -> Result<Sample, BenchError> {
     let kind = if test == Test::TcpRr { "tcp" } else { "udp" };
     let total = SETTLE + length;
     let script = format!("exec agent rr {kind} {HOST} {:.2} {BYTES}", total.as_secs_f64());
-    let accounts = world.accounts(Route::TapBridge);
-    let load = || world.tool(&script, total + GRACE);
+    let accounts = bed.accounts(Route::TapBridge);
+    let load = || bed.tool(&script, total + GRACE);
     let (answer, usage) = metered(Window { settle: SETTLE, length }, &accounts, load)?;
     let read = Case::new(test, BYTES).read(&answer);
     let (mut sample, ops_per_s, _) =
@@ -105,9 +104,9 @@ fn round_trips(world: &World, test: Test, length: Duration) -> Result<Sample, Be
     Ok(sample)
 }
 
-fn datagrams(world: &World, count: u32) -> Result<f64, BenchError> {
+fn datagrams(bed: &Bed, count: u32) -> Result<f64, BenchError> {
     let script = format!("exec agent udp-send {NOBODY} {count} {BYTES}");
-    let answer = world.tool(&script, PACKET * count + GRACE)?;
+    let answer = bed.tool(&script, PACKET * count + GRACE)?;
     let ns = answer["ns_p50"].as_f64().filter(|ns| *ns > 0.0);
     ns.ok_or_else(|| BenchError::lab(script, format!("it answered {answer}")))
 }

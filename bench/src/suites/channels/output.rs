@@ -1,83 +1,67 @@
 //! Output of a run: its files.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 
 use super::case::{Case, Test};
 use super::rows::hook_ns;
 use super::{Load, Measured, Route, Setup, others, plot};
 use crate::harness::distance::{FAR_NS, is_far};
-use crate::harness::error::BenchError;
-use crate::harness::output::write_run;
+use crate::harness::output::{Page, PageSource};
 use crate::harness::repeat::Failure;
-use crate::harness::report::{self, Context, FOREIGN_LIMIT};
+use crate::harness::report;
 use crate::harness::results::Results;
 use crate::harness::stats::spread;
 use crate::harness::svg::escape;
-use crate::harness::table::{floor_text, number};
+use crate::harness::table::number;
 
 /// Message size of PIVOT's tables.
 const TABLE_BYTES: u32 = 64;
 
-/// Names of a run's files begin so.
-fn stem(setup: &Setup) -> &'static str {
-    if setup.programs.is_empty() { "bench-channels" } else { "bench-channels-programs" }
-}
-
-/// Writes the published format (`.json`), every load (`-rounds.json`), the plots and the page into
-/// `folder`, making it if needed. Returns what was written.
-pub fn write_all(
-    folder: &Path,
-    setup: &Setup,
-    results: &Results,
-    measured: &Measured,
-    context: &Context,
-) -> Result<Vec<PathBuf>, BenchError> {
-    let mut texts = plots(setup, measured);
-    texts.push((".html", page(setup, results, measured, context, &texts)));
-    write_run(folder, stem(setup), results, measured, &texts)
-}
-
-fn plots(setup: &Setup, measured: &Measured) -> Vec<(&'static str, String)> {
-    if !setup.programs.is_empty() {
-        return vec![(".svg", plot::programs(setup, measured))];
+impl PageSource<Setup> for Measured {
+    fn stem(&self, setup: &Setup) -> &'static str {
+        if setup.programs.is_empty() { "bench-channels" } else { "bench-channels-programs" }
     }
-    let mut plots = vec![
-        ("-rr.svg", plot::rates(setup, measured)),
-        ("-latency.svg", plot::latencies(setup, measured)),
-        ("-stream.svg", plot::streams(setup, measured)),
-        ("-cpu.svg", plot::cpu(setup, measured)),
-    ];
-    if setup.hook_packets > 0 {
-        plots.push(("-hook.svg", plot::hook(measured)));
-    }
-    plots
-}
 
-fn page(
-    setup: &Setup,
-    results: &Results,
-    measured: &Measured,
-    context: &Context,
-    plots: &[(&str, String)],
-) -> String {
-    let floors = results.rows.iter().filter(|r| r.target.is_some()).count();
-    let missed = results.rows.iter().filter(|r| r.missed()).count();
-    let headline = format!(
-        "Two guests of one host, by the channel and by other ways: {} of {floors} floors reached.",
-        floors - missed
-    );
-    let mut page = report::head(results, context.took_s, &headline);
-    if setup.programs.is_empty() {
-        page.push_str(&pivot(setup, measured));
+    fn plots(&self, setup: &Setup) -> Vec<(String, String)> {
+        if !setup.programs.is_empty() {
+            return vec![(".svg".into(), plot::programs(setup, self))];
+        }
+        let mut plots = vec![
+            ("-rr.svg".to_owned(), plot::rates(setup, self)),
+            ("-latency.svg".into(), plot::latencies(setup, self)),
+            ("-stream.svg".into(), plot::streams(setup, self)),
+            ("-cpu.svg".into(), plot::cpu(setup, self)),
+        ];
+        if setup.hook_packets > 0 {
+            plots.push(("-hook.svg".into(), plot::hook(self)));
+        }
+        plots
     }
-    plots.iter().for_each(|(_, plot)| page.push_str(plot));
-    page.push_str("<h2>All rows</h2>\n");
-    page.push_str(&report::table(results));
-    page.push_str(&report::list("What was lost", losses(results, measured)));
-    page.push_str(&report::list("How it was measured", &context.setup));
-    page.push_str(report::TAIL);
-    page
+
+    fn page(&self, setup: &Setup, results: &Results, plots: &str) -> Page {
+        let pivot = if setup.programs.is_empty() { pivot(setup, self) } else { String::new() };
+        Page {
+            headline: "Two guests of one host, by the channel and by other ways",
+            above: [&pivot, plots, "<h2>All rows</h2>\n", &report::table(results)].concat(),
+            below: String::new(),
+        }
+    }
+
+    /// Datagrams lost and the hook's cost are among the sentences.
+    fn losses(&self, results: &Results) -> Vec<String> {
+        let mut out = report::below_floors(results, |r| format!("{}, {}:", r.case, r.ours.name));
+        out.extend(self.failed.iter().map(Failure::text));
+        out.extend(disturbed(self));
+        out.extend(apart(self));
+        out.extend(lost(self));
+        if let Some(added) = spread(&hook_ns(self)) {
+            out.push(format!(
+                "the hook adds {:.0} ns ({:.0} to {:.0}) to a packet that it does not take",
+                added.median, added.min, added.max
+            ));
+        }
+        out
+    }
 }
 
 /// PIVOT's tables I to IV: transactions per second and mean latency of each round.
@@ -152,40 +136,12 @@ fn pivot_table(
     out
 }
 
-/// Floors missed, loads that failed or were disturbed, datagrams lost, and what the hook costs.
-pub fn losses(results: &Results, measured: &Measured) -> Vec<String> {
-    let missed = results.rows.iter().filter(|r| r.missed()).map(|r| {
-        let floor = floor_text(r.target.unwrap_or_default());
-        format!("{}, {}: {:.2}× of {}, floor {floor}", r.case, r.ours.name, r.ratio, r.peer.name)
-    });
-    let mut out: Vec<String> = missed.collect();
-    out.extend(measured.failed.iter().map(Failure::text));
-    out.extend(disturbed(measured));
-    out.extend(apart(measured));
-    out.extend(lost(measured));
-    if let Some(added) = spread(&hook_ns(measured)) {
-        out.push(format!(
-            "the hook adds {:.0} ns ({:.0} to {:.0}) to a packet that it does not take",
-            added.median, added.min, added.max
-        ));
-    }
-    out
-}
-
 /// How many loads strangers disturbed.
 fn disturbed(measured: &Measured) -> Option<String> {
     let loads = measured.loads.iter().filter(|l| l.round > 0).map(|l| l.sample.foreign);
     let others = measured.others.iter().filter(|l| l.round > 0).map(|l| l.sample.foreign);
     let programs = measured.programs.iter().filter(|l| l.round > 0).map(|l| l.foreign);
-    let all: Vec<f64> = loads.chain(others).chain(programs).collect();
-    let count = all.iter().filter(|foreign| **foreign > FOREIGN_LIMIT).count();
-    (count > 0).then(|| {
-        let limit = FOREIGN_LIMIT * 100.0;
-        format!(
-            "strangers used more than {limit:.0} % of the machine in {count} of {} loads",
-            all.len()
-        )
-    })
+    report::disturbed(&loads.chain(others).chain(programs).collect::<Vec<_>>())
 }
 
 /// Streams between guests whose CPUs were far from each other, and how long they had waited.
@@ -230,49 +186,28 @@ fn lost(measured: &Measured) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::output::{RowSource, write_and_read};
     use crate::harness::samples;
-    use crate::suites::channels::rows;
     use crate::suites::channels::testing::{measured, setup};
-
-    fn names(written: &[PathBuf]) -> Vec<&str> {
-        written.iter().map(|p| p.file_name().unwrap().to_str().unwrap()).collect()
-    }
 
     #[test]
     fn a_run_leaves_its_files() {
-        let dir = tempfile::tempdir().unwrap();
-        let (setup, measured) = (Setup { programs: Vec::new(), ..setup() }, measured());
-        let results = Results { rows: rows::rows(&setup, &measured), ..samples::results() };
-        let folder = dir.path().join("deep");
-        let written = write_all(&folder, &setup, &results, &measured, &Context::default()).unwrap();
-        let ends = [
-            ".json",
-            "-rounds.json",
-            "-rr.svg",
-            "-latency.svg",
-            "-stream.svg",
-            "-cpu.svg",
-            "-hook.svg",
-            ".html",
-        ];
-        assert_eq!(names(&written), ends.map(|end| format!("bench-channels{end}")));
-        assert_eq!(Results::read(&written[0]).unwrap(), results);
-        let read: Measured = serde_json::from_slice(&std::fs::read(&written[1]).unwrap()).unwrap();
-        assert_eq!(read, measured);
-        let page = std::fs::read_to_string(&written[7]).unwrap();
+        let setup = Setup { programs: Vec::new(), ..setup() };
+        let (ends, page) = write_and_read(&setup, &measured());
+        assert_eq!(
+            ends,
+            ["-rr.svg", "-latency.svg", "-stream.svg", "-cpu.svg", "-hook.svg", ".html"]
+        );
+        assert_eq!(measured().stem(&setup), "bench-channels");
         assert!(page.contains("6 of 6 floors reached") && page.contains("PIVOT, table IV"));
         assert!(page.contains("<td>median</td><td class=\"n\">9,000</td><td class=\"n\">111</td>"));
     }
 
     #[test]
     fn programs_have_files_of_their_own() {
-        let dir = tempfile::tempdir().unwrap();
-        let (setup, measured) = (setup(), measured());
-        let results = Results { rows: rows::rows(&setup, &measured), ..samples::results() };
-        let context = Context::default();
-        let written = write_all(dir.path(), &setup, &results, &measured, &context).unwrap();
-        let ends = [".json", "-rounds.json", ".svg", ".html"];
-        assert_eq!(names(&written), ends.map(|end| format!("bench-channels-programs{end}")));
+        let (ends, _) = write_and_read(&setup(), &measured());
+        assert_eq!(ends, [".svg", ".html"]);
+        assert_eq!(measured().stem(&setup()), "bench-channels-programs");
     }
 
     #[test]
@@ -290,7 +225,7 @@ mod tests {
         measured.waited_s = 7.0;
         measured.loads.last_mut().unwrap().sample.foreign = 0.5;
         measured.fail("tcp_rr_64", "ovs-normal", "round 1: gone".into());
-        let results = Results { rows: rows::rows(&setup, &measured), ..samples::results() };
+        let results = Results { rows: measured.rows(&setup), ..samples::results() };
         let is_stream = |l: &&Load| l.round > 0 && !l.case.test.is_rr() && l.way != Route::Loopback;
         let streams = measured.loads.iter().filter(is_stream).count();
         let far = measured.loads.iter().filter(is_stream).filter(|l| l.round == 3).count();
@@ -298,7 +233,7 @@ mod tests {
             + measured.others.iter().filter(|l| l.round > 0).count()
             + measured.programs.iter().filter(|l| l.round > 0).count();
         assert_eq!(
-            losses(&results, &measured),
+            measured.losses(&results),
             [
                 "tcp_rr_64, channel-poll: 1.50× of tap-bridge, floor 2.0×".to_owned(),
                 "udp_rr_64, channel-poll: 1.50× of tap-bridge, floor 2.0×".into(),

@@ -129,9 +129,7 @@ impl Axis {
 /// Panels below each other, with one legend.
 fn draw(title: &str, note: &str, panels: &[Panel]) -> String {
     let height = TOP + panels.len() as f64 * (HEAD + PANEL + GAP);
-    let mut canvas = Canvas { body: String::new() };
-    canvas.text(16.0, 26.0, "mr-text mr-title", title);
-    canvas.text(16.0, 44.0, "mr-small", note);
+    let mut canvas = Canvas::titled(title, note);
     let mut ways: Vec<Route> = panels.iter().flat_map(|p| p.1.iter().map(|line| line.0)).collect();
     ways.sort_unstable_by_key(|way| series(*way));
     ways.dedup();
@@ -188,9 +186,7 @@ fn legend(canvas: &mut Canvas, ways: &[Route], y: f64) {
 fn bars(title: &str, note: &str, groups: &[Group]) -> String {
     let lines = |group: &Group| HEAD + group.1.len() as f64 * LINE + 12.0;
     let height = TOP - 20.0 + groups.iter().map(lines).sum::<f64>();
-    let mut canvas = Canvas { body: String::new() };
-    canvas.text(16.0, 26.0, "mr-text mr-title", title);
-    canvas.text(16.0, 44.0, "mr-small", note);
+    let mut canvas = Canvas::titled(title, note);
     let mut top = TOP - 20.0;
     for group in groups {
         canvas.text(16.0, top + 14.0, "mr-text mr-strong", &group.0);

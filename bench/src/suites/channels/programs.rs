@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use lab::Guest;
 
+use super::bed::{Bed, failed_script, sh};
 use super::route::Route;
-use super::world::{World, failed_script, sh};
 use super::{Measured, ProgramLoad, Setup, counters, with_repeat};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
-use crate::harness::repeat::turned;
+use crate::harness::repeat::order_for_round;
 use crate::harness::runner::GRACE;
 use crate::harness::runner::{Window, metered};
 
@@ -32,7 +32,7 @@ const LEAST_PACKETS: u64 = 100;
 
 /// Everything once.
 pub fn round(
-    world: &World,
+    bed: &Bed,
     setup: &Setup,
     (round, ways): (u32, &[Route]),
     measured: &mut Measured,
@@ -40,15 +40,15 @@ pub fn round(
 ) -> Result<(), BenchError> {
     for program in &setup.programs {
         if round == 0 {
-            start(world, *program, measured, progress);
+            start(bed, *program, measured, progress);
         }
         if measured.failed.iter().any(|f| !f.repeated && f.name == program.name()) {
             continue;
         }
         for job in program.jobs() {
             let mut told = Vec::new();
-            for way in turned(ways, round) {
-                let load = || run(world, job, way, setup.length);
+            for way in order_for_round(ways, round) {
+                let load = || run(bed, job, way, setup.length);
                 let name = (job.case, way.name());
                 let done = with_repeat(name, round, measured, progress, load);
                 let Some((answer, cpu_us_per_op, foreign)) = done else { continue };
@@ -66,9 +66,9 @@ pub fn round(
 }
 
 /// Starts the server. One that does not start is noted under the program's name.
-fn start(world: &World, program: Program, measured: &mut Measured, progress: &mut Progress) {
+fn start(bed: &Bed, program: Program, measured: &mut Measured, progress: &mut Progress) {
     progress.step(&format!("starting {}", program.name()));
-    let [client, server] = world.guests();
+    let [client, server] = bed.guests();
     let begin = || -> Result<(), BenchError> {
         let plan = jobs::plan(program);
         sh(server, plan.server)?;
@@ -92,24 +92,24 @@ fn spawn(guest: &Guest, script: &str, says: &str) -> Result<(), BenchError> {
 }
 
 fn run(
-    world: &World,
+    bed: &Bed,
     job: &Job,
     way: Route,
     length: Duration,
 ) -> Result<(Answer, f64, f64), BenchError> {
-    let before = world.take(way)?;
+    let before = bed.take(way)?;
     let script = (job.script)(way.server(), (SETTLE + length).as_secs_f64());
-    let [client, server] = world.guests();
+    let [client, server] = bed.guests();
     let (client, accounts) = match way {
-        Route::Loopback => (server, world.accounts(Route::TapBridge)),
-        _ => (client, world.accounts(way)),
+        Route::Loopback => (server, bed.accounts(Route::TapBridge)),
+        _ => (client, bed.accounts(way)),
     };
     let load = || {
         let done = client.run_for(&script, SETTLE + length * 4 + GRACE);
         done.and_then(lab::Output::ok).map_err(|e| failed_script(&script, client, &e))
     };
     let (text, usage) = metered(Window { settle: SETTLE, length }, &accounts, load)?;
-    let after = world.counters()?;
+    let after = bed.counters()?;
     for (after, before) in after.iter().zip(&before) {
         counters::check(&after.since(before), way.is_channel(), LEAST_PACKETS)?;
     }

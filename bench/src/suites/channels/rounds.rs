@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use super::bed::Bed;
 use super::case::{Case, SETTLE};
 use super::counters::{self, Counters};
 use super::route::{Route, Sample};
-use super::world::World;
 use super::{Load, Measured, Setup, others, programs, with_repeat};
 use crate::harness::distance::{Patience, is_far};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
-use crate::harness::repeat::turned;
+use crate::harness::repeat::order_for_round;
 use crate::harness::runner::{GRACE, Window, metered};
 use crate::harness::spinner::Spinners;
 
@@ -18,20 +18,20 @@ use crate::harness::spinner::Spinners;
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
     // All the time: round trips over a CPU that sleeps in between measure its sleep.
     let spinners = Spinners::start()?;
-    let world = World::boot(setup, spinners.tids().to_vec(), progress)?;
+    let bed = Bed::boot(setup, spinners.tids().to_vec(), progress)?;
     let mut measured = Measured::default();
-    if let Some(why) = world.no_ovs() {
+    if let Some(why) = bed.no_ovs() {
         progress.step(&format!("without {}: {why}", Route::OvsNormal.name()));
         for case in &setup.cases {
             measured.fail(&case.name(), Route::OvsNormal.name(), why.to_owned());
         }
     }
-    let ways: Vec<Route> = setup.ways.iter().copied().filter(|way| world.has(*way)).collect();
+    let ways: Vec<Route> = setup.ways.iter().copied().filter(|way| bed.has(*way)).collect();
     let mut patience = Patience::default();
     for round in 0..=setup.rounds {
         progress.step(&format!("round {round} of {}", setup.rounds));
         if !setup.programs.is_empty() {
-            programs::round(&world, setup, (round, &ways), &mut measured, progress)?;
+            programs::round(&bed, setup, (round, &ways), &mut measured, progress)?;
             continue;
         }
         if round > 0 {
@@ -39,15 +39,15 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
         }
         for case in &setup.cases {
             if setup.wants_near(*case) {
-                measured.waited_s += wait_near(&world, &mut patience, progress)?.as_secs_f64();
+                measured.waited_s += wait_near(&bed, &mut patience, progress)?.as_secs_f64();
             }
-            cell(&world, setup, (round, *case, &ways), &mut measured, progress);
+            cell(&bed, setup, (round, *case, &ways), &mut measured, progress);
         }
         if setup.hook_packets > 0 {
-            others::round(&world, setup, round, &mut measured, progress)?;
+            others::round(&bed, setup, round, &mut measured, progress)?;
         }
     }
-    world.is_sound()?;
+    bed.is_sound()?;
     Ok(measured)
 }
 
@@ -61,12 +61,12 @@ impl Setup {
 
 /// Waits until the guests' CPUs are near each other; how long.
 fn wait_near(
-    world: &World,
+    bed: &Bed,
     patience: &mut Patience,
     progress: &mut Progress,
 ) -> Result<Duration, BenchError> {
     let left = patience.left();
-    let Some(ns) = world.apart_ns().filter(|ns| is_far(*ns) && !left.is_zero()) else {
+    let Some(ns) = bed.apart_ns().filter(|ns| is_far(*ns) && !left.is_zero()) else {
         return Ok(Duration::ZERO);
     };
     progress.step(&format!(
@@ -75,13 +75,13 @@ fn wait_near(
         left.as_secs_f64()
     ));
     // Open vSwitch's thread would keep a CPU busy meanwhile.
-    world.take(Route::Loopback)?;
-    Ok(patience.wait(|| world.apart_ns()))
+    bed.take(Route::Loopback)?;
+    Ok(patience.wait(|| bed.apart_ns()))
 }
 
 /// One case over all ways.
 fn cell(
-    world: &World,
+    bed: &Bed,
     setup: &Setup,
     (round, case, ways): (u32, Case, &[Route]),
     measured: &mut Measured,
@@ -90,8 +90,8 @@ fn cell(
     let name = case.name();
     let mut told = Vec::new();
     let ways: Vec<Route> = ways.iter().copied().filter(|way| case.runs_over(*way)).collect();
-    for way in turned(&ways, round) {
-        let load = || put_load(world, (case, way), setup.length);
+    for way in order_for_round(&ways, round) {
+        let load = || put_load(bed, (case, way), setup.length);
         let done = with_repeat((&name, way.name()), round, measured, progress, load);
         let Some((sample, counted)) = done else { continue };
         told.push(format!("{} {:.0}", way.name(), sample.value));
@@ -103,17 +103,17 @@ fn cell(
 /// Puts a load on; with what the modules counted. A load whose packets went another way is an
 /// error.
 fn put_load(
-    world: &World,
+    bed: &Bed,
     (case, way): (Case, Route),
     length: Duration,
 ) -> Result<(Sample, Counters), BenchError> {
-    let before = world.take(way)?;
+    let before = bed.take(way)?;
     let (script, window) = (case.script(way, SETTLE + length), Window { settle: SETTLE, length });
-    let load = || world.tool(&script, SETTLE + length + GRACE);
-    let apart_before = world.apart_ns();
-    let (answer, usage) = metered(window, &world.accounts(way), load)?;
-    let apart_after = world.apart_ns();
-    let after = world.counters()?;
+    let load = || bed.tool(&script, SETTLE + length + GRACE);
+    let apart_before = bed.apart_ns();
+    let (answer, usage) = metered(window, &bed.accounts(way), load)?;
+    let apart_after = bed.apart_ns();
+    let after = bed.counters()?;
     let read = case.read(&answer).ok_or_else(|| {
         BenchError::lab(&script, format!("the program's answer is not as expected: {answer}"))
     });

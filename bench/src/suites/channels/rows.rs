@@ -5,7 +5,9 @@ use super::{
     HookLoad, Load, Measured, OthersLoad, ProgramLoad, Route, Sample, Setup, others, programs,
 };
 use crate::harness::distance::{FAR_NS, is_far};
+use crate::harness::output::RowSource;
 use crate::harness::paired::{About, Goal, NONE, row};
+use crate::harness::repeat::{Failure, lost};
 use crate::harness::results::{Missing, Row};
 use crate::harness::stats::{Better, spread};
 
@@ -19,85 +21,89 @@ const STREAM: Goal = Goal { target: Some(1.0), aim: Some(1.5) };
 /// Real programs against TAP and bridge.
 const PROGRAM: Goal = Goal { target: Some(1.5), aim: Some(2.0) };
 
+/// Routes of ours, each with those that it is compared with.
+type Pairs = &'static [(Route, &'static [Route])];
+
 /// Pairs of routes that are compared in round trips.
-const RR: [(Route, Route); 12] = [
-    (Route::ChannelPoll, Route::TapBridge),
-    (Route::ChannelPoll, Route::Switch),
-    (Route::ChannelPoll, Route::OvsNormal),
-    (Route::ChannelPoll, Route::Loopback),
-    (Route::ChannelBusy, Route::TapBridge),
-    (Route::ChannelBusy, Route::TapBridgeBusy),
-    (Route::Channel, Route::TapBridge),
-    (Route::Channel, Route::Switch),
-    (Route::Channel, Route::OvsNormal),
-    (Route::Channel, Route::ChannelCopy),
-    (Route::Channel, Route::Loopback),
-    (Route::ChannelCopy, Route::TapBridge),
+const RR: Pairs = &[
+    (Route::ChannelPoll, &[Route::TapBridge, Route::Switch, Route::OvsNormal, Route::Loopback]),
+    (Route::ChannelBusy, &[Route::TapBridge, Route::TapBridgeBusy]),
+    (
+        Route::Channel,
+        &[Route::TapBridge, Route::Switch, Route::OvsNormal, Route::ChannelCopy, Route::Loopback],
+    ),
+    (Route::ChannelCopy, &[Route::TapBridge]),
 ];
 /// The same in latency.
-const LATENCY: [(Route, Route); 4] = [
-    (Route::ChannelPoll, Route::TapBridge),
-    (Route::ChannelBusy, Route::TapBridge),
-    (Route::ChannelBusy, Route::TapBridgeBusy),
-    (Route::Channel, Route::TapBridge),
+const LATENCY: Pairs = &[
+    (Route::ChannelPoll, &[Route::TapBridge]),
+    (Route::ChannelBusy, &[Route::TapBridge, Route::TapBridgeBusy]),
+    (Route::Channel, &[Route::TapBridge]),
 ];
 /// The same in streams.
-const STREAMS: [(Route, Route); 9] = [
-    (Route::Channel, Route::Loopback),
-    (Route::Channel, Route::TapBridge),
-    (Route::Channel, Route::Switch),
-    (Route::Channel, Route::OvsNormal),
-    (Route::Channel, Route::ChannelCopy),
-    (Route::ChannelPoll, Route::Loopback),
-    (Route::ChannelPoll, Route::TapBridge),
-    (Route::ChannelCopy, Route::Loopback),
-    (Route::ChannelCopy, Route::TapBridge),
+const STREAMS: Pairs = &[
+    (
+        Route::Channel,
+        &[Route::Loopback, Route::TapBridge, Route::Switch, Route::OvsNormal, Route::ChannelCopy],
+    ),
+    (Route::ChannelPoll, &[Route::Loopback, Route::TapBridge]),
+    (Route::ChannelCopy, &[Route::Loopback, Route::TapBridge]),
 ];
 /// Routes whose best size is compared with the loopback at the same size. As with all goals, the
 /// one that counts is the channel as it is shipped.
 const BEST: [(Route, Goal); 2] = [(Route::Channel, NONE), (Route::ChannelPoll, STREAM)];
 
-/// All rows for which there is a round.
-pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
-    let mut rows = Vec::new();
-    for case in &setup.cases {
-        let pairs: &[_] = if case.test.is_rr() { &RR } else { &STREAMS };
-        rows.extend(pairs.iter().filter_map(|pair| rate_row(setup, measured, *case, *pair)));
-        if case.test.is_rr() {
-            for percentile in PERCENTILES {
-                let row = |pair: &_| latency_row(setup, measured, (*case, percentile), *pair);
-                rows.extend(LATENCY.iter().filter_map(row));
+/// All pairs, one by one: ours, and the peer.
+fn each(pairs: Pairs) -> impl Iterator<Item = (Route, Route)> {
+    pairs.iter().flat_map(|(ours, peers)| peers.iter().map(|peer| (*ours, *peer)))
+}
+
+impl RowSource<Setup> for Measured {
+    fn rows(&self, setup: &Setup) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for case in &setup.cases {
+            let pairs = if case.test.is_rr() { RR } else { STREAMS };
+            rows.extend(each(pairs).filter_map(|pair| rate_row(setup, self, *case, pair)));
+            if case.test.is_rr() {
+                for percentile in PERCENTILES {
+                    let row = |pair| latency_row(setup, self, (*case, percentile), pair);
+                    rows.extend(each(LATENCY).filter_map(row));
+                }
             }
         }
-    }
-    for test in [Test::TcpStream, Test::UdpStream] {
-        for (way, goal) in BEST {
-            let best = best_row(setup, measured, (test, way), goal);
-            rows.extend(best.iter().flat_map(|(case, _)| apart_rows(setup, measured, *case, way)));
-            rows.extend(best.map(|(_, row)| row));
+        for test in [Test::TcpStream, Test::UdpStream] {
+            for (way, goal) in BEST {
+                let best = best_row(setup, self, (test, way), goal);
+                rows.extend(best.iter().flat_map(|(case, _)| apart_rows(setup, self, *case, way)));
+                rows.extend(best.map(|(_, row)| row));
+            }
         }
-    }
-    for test in [Test::TcpRr, Test::UdpRr] {
-        rows.extend(others_row(setup, measured, test));
-    }
-    rows.extend(hook_row(setup, measured));
-    for job in setup.programs.iter().flat_map(|program| program.jobs()) {
-        for way in [Route::ChannelPoll, Route::Channel] {
-            rows.extend(program_rows(setup, measured, job, way));
+        for test in [Test::TcpRr, Test::UdpRr] {
+            rows.extend(others_row(setup, self, test));
         }
-        rows.extend(own_work_row(setup, measured, job));
+        rows.extend(hook_row(setup, self));
+        for job in setup.programs.iter().flat_map(|program| program.jobs()) {
+            for way in [Route::ChannelPoll, Route::Channel] {
+                rows.extend(program_rows(setup, self, job, way));
+            }
+            rows.extend(own_work_row(setup, self, job));
+        }
+        rows
     }
-    rows
+
+    fn failed(&self) -> &[Failure] {
+        &self.failed
+    }
+
+    /// A run with a load that failed for good has not shown that everything went its way.
+    fn missing(&self, _rows: &[Row]) -> Vec<Missing> {
+        lost(&self.failed)
+    }
 }
 
 /// A percentile's ending of the row's name, and where it is.
 type Percentile = (&'static str, fn(&Sample) -> Option<f64>);
 const PERCENTILES: [Percentile; 2] = [("_p50", |s| s.p50_us), ("_p99", |s| s.p99_us)];
-
-/// Loads that failed for good: a run with such a load has not shown that everything went its way.
-pub fn missing(measured: &Measured) -> Vec<Missing> {
-    crate::harness::repeat::lost(&measured.failed)
-}
 
 fn find(measured: &Measured, round: u32, case: Case, way: Route) -> Option<&Load> {
     measured.loads.iter().find(|l| (l.round, l.case, l.way) == (round, case, way))

@@ -5,9 +5,9 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::harness::error::BenchError;
-use crate::harness::options::VmArgs;
-use crate::harness::options::seconds;
+use crate::harness::options::{VmArgs, seconds, sidecore};
 use crate::harness::progress::Progress;
+use crate::harness::runner::Plan;
 use crate::harness::suite::{Origin, Report, Suite};
 use crate::harness::table::Section;
 use crate::suites::consolidate::{self, Round, Setup, output};
@@ -35,16 +35,10 @@ impl Suite for ConsolidateArgs {
     type Measured = Vec<Round>;
 
     fn setup(&self) -> Result<Setup, BenchError> {
-        let (rounds, length) =
-            if self.quick { (2, Duration::from_secs(1)) } else { (self.rounds, self.secs) };
-        Ok(Setup {
-            rounds,
-            length,
-            kernel: self.vms.kernel()?,
-            millrace: self.vms.millrace()?,
-            sidecore: self.spin_us.map_or(String::new(), |us| format!("spin_us = {us}")),
-            out: self.vms.out.clone(),
-        })
+        let wanted = Plan { rounds: self.rounds, length: self.secs };
+        let plan =
+            if self.quick { Plan { rounds: 2, length: Duration::from_secs(1) } } else { wanted };
+        Ok(Setup { plan, vms: self.vms.setup()?, sidecore: sidecore(self.spin_us) })
     }
 
     fn measure(&self, setup: &Setup, progress: &mut Progress) -> Result<Vec<Round>, BenchError> {
@@ -53,7 +47,7 @@ impl Suite for ConsolidateArgs {
 
     fn report(&self, setup: &Setup, all: Vec<Round>, origin: Origin) -> Result<Report, BenchError> {
         let (results, context) = origin.results(output::rows(&all)?, Vec::new(), text(setup));
-        let written = output::write_all(&setup.out, &results, &all, &context)?;
+        let written = output::write_all(&setup.vms.out, &results, &all, &context)?;
         let losses = output::disturbed(&all);
         Ok(Report::new(Section::Consolidate, &results, losses, written, false))
     }
@@ -72,8 +66,8 @@ fn text(setup: &Setup) -> Vec<String> {
             .into(),
         format!(
             "{} rounds of {:.1} s, after one thrown away.",
-            setup.rounds,
-            setup.length.as_secs_f64()
+            setup.plan.rounds,
+            setup.plan.length.as_secs_f64()
         ),
     ]
 }

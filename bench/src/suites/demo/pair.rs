@@ -3,15 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use lab::{
-    Aio, CacheMode, Daemon, Disk, Guest, GuestBuilder, ImageBuilder, KernelChoice, Lab, Net, Vm,
-    Vsock,
-};
+use lab::{Daemon, Disk, Guest, GuestBuilder, ImageBuilder, Lab, Net, Vm, Vsock};
 
 use super::{CLIENT, DISK_LEN_BYTES, SERVER};
 use crate::harness::error::BenchError;
-use crate::harness::fleet::serve;
-use crate::harness::folder::Folder;
+use crate::harness::fleet::{Ground, qemu_disk, serve};
 
 /// Time for a guest to boot, on a busy machine.
 const READY: Duration = Duration::from_secs(60);
@@ -21,14 +17,10 @@ const MEMORY_MB: u32 = 384;
 
 /// Base that both sides share.
 pub struct Base<'a> {
-    /// The session.
-    pub lab: &'a Lab,
-    /// Kernel of all guests.
-    pub kernel: KernelChoice,
+    /// Session, kernel and disks.
+    pub ground: Ground<'a>,
     /// Image of all guests.
     pub image: &'a ImageBuilder,
-    /// Folder in which disks are made.
-    pub disks: &'a Folder,
 }
 
 /// The guests of one side.
@@ -42,7 +34,7 @@ pub struct Pair {
 impl Base<'_> {
     fn guest(&self, name: &str, address: impl std::fmt::Display, net: Net) -> GuestBuilder {
         Guest::builder(name)
-            .kernel(self.kernel)
+            .kernel(self.ground.kernel)
             .image(self.image.clone())
             .memory_mb(MEMORY_MB)
             .net(net)
@@ -50,7 +42,7 @@ impl Base<'_> {
     }
 
     fn start(&self, guest: GuestBuilder) -> Result<Guest, BenchError> {
-        guest.start(self.lab).map_err(|e| BenchError::lab("boot a guest", e))
+        guest.start(self.ground.lab).map_err(|e| BenchError::lab("boot a guest", e))
     }
 }
 
@@ -96,10 +88,8 @@ pub fn bridge(lab: &Lab) -> Result<(), BenchError> {
 /// Guests on QEMU's own devices: TAP of [`bridge`], virtio-blk on a file.
 pub fn qemu(base: &Base) -> Result<Pair, BenchError> {
     let boot = |(name, tap): (&str, &str), address: std::net::Ipv4Addr| {
-        let mut disk = Disk::file(base.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?);
-        disk.cache = CacheMode::None;
-        disk.aio = Aio::IoUring;
-        base.start(base.guest(name, address, Net::tap(tap)).disk(disk))
+        let image = base.ground.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?;
+        base.start(base.guest(name, address, Net::tap(tap)).disk(qemu_disk(&image)))
     };
     Ok(Pair { client: boot(PEERS[0], CLIENT)?, server: boot(PEERS[1], SERVER)? })
 }
@@ -111,12 +101,12 @@ const OURS: [&str; 2] = ["our-a", "our-b"];
 pub fn daemon(base: &Base, program: &Path) -> Result<Daemon, BenchError> {
     let mut daemon = Daemon::builder("d").binary(program).switch("lan", "");
     for (name, cid) in OURS.into_iter().zip(3..) {
-        let path = base.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?;
+        let path = base.ground.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?;
         let disk = format!("format = \"raw\"\npath = {:?}\ndirect = true", path.display());
         let vm = Vm::new(name, "trust_domain = \"demo\"");
         daemon = daemon.vm(vm.net("net0", "switch = \"lan\"").disk("disk0", &disk).vsock(cid));
     }
-    daemon.start(base.lab).map_err(|e| BenchError::lab("start the daemon", e))
+    daemon.start(base.ground.lab).map_err(|e| BenchError::lab("start the daemon", e))
 }
 
 /// Guests on Millrace's devices.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::harness::error::BenchError;
-use crate::harness::options::VmArgs;
-use crate::harness::options::seconds;
+use crate::harness::options::{VmArgs, seconds};
 use crate::harness::progress::Progress;
+use crate::harness::runner::Plan;
 use crate::harness::suite::{Origin, Report, Suite};
 use crate::suites::events::output::{Results, write_all};
 use crate::suites::events::{self, Sample, Setup};
@@ -32,15 +32,13 @@ impl Suite for EventsArgs {
     type Measured = Vec<Sample>;
 
     fn setup(&self) -> Result<Setup, BenchError> {
-        let (rounds, length) =
-            if self.quick { (1, Duration::from_millis(500)) } else { (self.rounds, self.secs) };
-        Ok(Setup {
-            rounds,
-            length,
-            kernel: self.vms.kernel()?,
-            millrace: self.vms.millrace()?,
-            out: self.vms.out.clone(),
-        })
+        let wanted = Plan { rounds: self.rounds, length: self.secs };
+        let plan = if self.quick {
+            Plan { rounds: 1, length: Duration::from_millis(500) }
+        } else {
+            wanted
+        };
+        Ok(Setup { plan, vms: self.vms.setup()? })
     }
 
     fn measure(&self, setup: &Setup, progress: &mut Progress) -> Result<Vec<Sample>, BenchError> {
@@ -54,7 +52,7 @@ impl Suite for EventsArgs {
         origin: Origin,
     ) -> Result<Report, BenchError> {
         let results = Results::new(origin.machine, origin.commit, &all);
-        let written = write_all(&setup.out, &results, &all)?;
+        let written = write_all(&setup.vms.out, &results, &all)?;
         let table = results.markdown().trim_end().to_owned();
         Ok(Report { table, losses: Vec::new(), written, code: 0 })
     }

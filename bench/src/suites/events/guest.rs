@@ -11,10 +11,10 @@ use lab::Guest;
 use serde_json::Value;
 
 use crate::harness::error::BenchError;
+use crate::harness::guest_events::{ENTER_TRACING, devices, failed, interrupts, set_probes};
 
-/// Loads the probes.
-const PREPARE: &str = "cd /sys/kernel/tracing && { [ -e kprobe_events ] || mount -t tracefs none . ; } \
-     && cd /sys/kernel/tracing && echo 'p:kick vp_notify' >> kprobe_events \
+/// Adds the probes and switches them on.
+const PROBES: &str = "echo 'p:kick vp_notify' >> kprobe_events \
      && echo 'p:acknowledge vp_interrupt' >> kprobe_events && echo 1 > events/kprobes/enable";
 /// Prints all counters, and which virtio devices are network card and disk.
 const COUNTERS: &str = "for d in /sys/class/net/eth0/device /sys/block/vda/device; do \
@@ -54,13 +54,9 @@ impl Seen {
     }
 }
 
-fn failed(guest: &Guest, error: impl std::fmt::Display) -> BenchError {
-    BenchError::lab(format!("count events in {}", guest.name()), error)
-}
-
 /// Sets the probes, once per guest.
 pub fn prepare(guest: &Guest) -> Result<(), BenchError> {
-    guest.sh(PREPARE).map(|_| ()).map_err(|e| failed(guest, e))
+    set_probes(guest, &format!("{ENTER_TRACING} && {PROBES}"))
 }
 
 /// Reads the counters.
@@ -87,28 +83,12 @@ fn split(text: &str) -> Option<(Value, Seen)> {
 
 /// The sum of the devices' lines of `/proc/interrupts`, and the probes' hits.
 fn parse(text: &str) -> Option<Seen> {
-    let devices: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("device ")).collect();
+    let devices = devices(text);
     let hits = |probe: &str| {
         let mut lines = text.lines().map(|l| l.split_ascii_whitespace());
         lines.find_map(|mut l| (l.next()? == probe).then(|| l.next()?.parse::<u64>().ok())?)
     };
-    let mut interrupts = 0;
-    for line in text.lines() {
-        let Some((_, rest)) = line.split_once(':') else { continue };
-        let of_ours = |word: &str| {
-            let name = word.trim_end_matches(',');
-            devices.iter().any(|d| {
-                name.strip_prefix(d).is_some_and(|end| {
-                    // `virtio1` alone, or a queue of it; not `virtio12`.
-                    end.is_empty() || end.starts_with('-')
-                })
-            })
-        };
-        if rest.split_ascii_whitespace().any(of_ours) {
-            interrupts +=
-                rest.split_ascii_whitespace().map_while(|n| n.parse::<u64>().ok()).sum::<u64>();
-        }
-    }
+    let interrupts = interrupts(text, &devices);
     let (kicks, acknowledged) = (hits("kick")?, hits("acknowledge")?);
     (!devices.is_empty()).then_some(Seen { kicks, interrupts, acknowledged })
 }
@@ -116,34 +96,29 @@ fn parse(text: &str) -> Option<Seen> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::guest_events::INTERRUPTS;
 
-    const TEXT: &str = "device virtio1\ndevice virtio2\n\
-        \x20 kick                       120               0\n\
-        \x20 acknowledge                 30               0\n\
-        \x20          CPU0\n\
-        \x20 4:          2   IO-APIC   4-edge      ttyS0\n\
-        \x2011:        500   IO-APIC  11-fasteoi   uhci, virtio1\n\
-        \x2025:         11   PCI-MSI 16385-edge      virtio0-virtqueues\n\
-        \x2027:          7   PCI-MSI 32769-edge      virtio2-req.0\n\
-        \x2028:       9000   PCI-MSI 32770-edge      virtio12-input.0\n\
-        LOC:        667   Local timer interrupts\n";
+    fn counters() -> String {
+        let probes = "kick 120 0\nacknowledge 30 0\n";
+        format!("device virtio1\ndevice virtio2\n{probes}{INTERRUPTS}")
+    }
 
     #[test]
     fn only_the_devices_own_lines_count() {
-        let got = parse(TEXT).unwrap();
+        let got = parse(&counters()).unwrap();
         assert_eq!(got, Seen { kicks: 120, interrupts: 507, acknowledged: 30 });
         assert_eq!(parse("device virtio1\n"), None, "no probes");
-        assert_eq!(parse(&TEXT.replace("device", "")), None, "no device");
+        assert_eq!(parse(&counters().replace("device", "")), None, "no device");
     }
 
     #[test]
     fn the_load_stands_between_two_readings() {
-        let later = TEXT.replace(" 120 ", " 150 ").replace("  500 ", "  510 ");
-        let text = format!("{TEXT}{MARK}\nnoise\n{{\"count\":3}}\n{MARK}\n{later}");
+        let later = counters().replace(" 120 ", " 150 ").replace("  500 ", "  510 ");
+        let text = format!("{}{MARK}\nnoise\n{{\"count\":3}}\n{MARK}\n{later}", counters());
         let (answer, seen) = split(&text).unwrap();
         assert_eq!(answer["count"], 3);
         assert_eq!(seen, Seen { kicks: 30, interrupts: 10, acknowledged: 0 });
         assert_eq!(seen.and(&seen), Seen { kicks: 60, interrupts: 20, acknowledged: 0 });
-        assert!(split(TEXT).is_none());
+        assert!(split(&counters()).is_none());
     }
 }

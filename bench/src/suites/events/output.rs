@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn the_table_has_a_line_for_each_row() {
         let text = results().0.markdown();
-        let line = "| TCP round trip of 1 byte, QEMU’s virtio-net, TAP, bridge | 3.00 | 2.00 | 3.00 \
-                    | **8.00** | 8.00 (7.00) | 6 | 5.00 | 0.00, 1.00 | 1,500 |\n";
+        let line = "| TCP round trip of 1 byte, QEMU’s virtio-net, TAP, bridge | 3.00 | 2.00 \
+                    | 3.00 | **8.00** | 8.00 (7.00) | 6 | 5.00 | 0.00, 1.00 | 1,500 |\n";
         assert!(text.contains(line), "{text}");
         let columns: Vec<usize> = text
             .lines()

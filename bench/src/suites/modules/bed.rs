@@ -51,7 +51,7 @@ const DEADLINE_MS: u32 = 10_000;
 const INNER: &str = "/virtio/inner";
 
 /// Everything, running. It goes when this is dropped.
-pub struct World {
+pub struct Bed {
     guest: Guest,
     _daemon: Daemon,
     meter: Meter,
@@ -64,9 +64,9 @@ pub struct World {
     _memory: tempfile::TempDir,
 }
 
-impl World {
+impl Bed {
     /// Boots everything.
-    pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<World, BenchError> {
+    pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<Bed, BenchError> {
         progress.step("preparing kernel, guest image and disks");
         let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
         // The sockets of the guest's own stores are root's alone.
@@ -90,7 +90,7 @@ impl World {
         let module = meter::module_process(daemon.pid())
             .ok_or_else(|| BenchError::lab("find the module's process", "there is none"))?;
         let meter = meter(&guest, &daemon, module)?;
-        let world = World {
+        let bed = Bed {
             guest,
             _daemon: daemon,
             meter,
@@ -100,7 +100,7 @@ impl World {
             _disks: disks,
             _memory: memory,
         };
-        Ok(world)
+        Ok(bed)
     }
 
     /// Switches the probes.

@@ -1,15 +1,15 @@
 //! The command line of `bench modules`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use crate::harness::error::BenchError;
 use crate::harness::options::VmArgs;
 use crate::harness::progress::Progress;
-use crate::harness::suite::{Origin, Report, Suite};
+use crate::harness::suite::PageSuite;
 use crate::harness::table::Section;
-use crate::suites::modules::{Form, Measured, Setup, Shape, Side, output, rounds, rows, size_text};
+use crate::suites::modules::{Form, Measured, Setup, Shape, Side, rounds, size_text};
 
 /// Largest rows, KiB: those of the paper's figures.
 const MAX_KIB: u32 = 128;
@@ -64,7 +64,8 @@ fn size(text: &str) -> Result<u32, String> {
     }
 }
 
-impl Suite for ModulesArgs {
+impl PageSuite for ModulesArgs {
+    const SECTION: Section = Section::Modules;
     type Setup = Setup;
     type Measured = Measured;
 
@@ -91,66 +92,56 @@ impl Suite for ModulesArgs {
         Ok(setup)
     }
 
-    fn measure(&self, setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
+    fn measure(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
         rounds::run(setup, progress)
     }
 
-    fn report(
-        &self,
-        setup: &Setup,
-        measured: Measured,
-        origin: Origin,
-    ) -> Result<Report, BenchError> {
-        let rows = rows::rows(setup, &measured);
-        let missing = rows::missing(&measured, &rows);
-        let (results, context) = origin.results(rows, missing, text(setup));
-        let written = output::write_all(&setup.out, setup, &results, &measured, &context)?;
-        let losses = output::losses(&results, &measured);
-        Ok(Report::new(Section::Modules, &results, losses, written, !results.missing.is_empty()))
+    fn text(setup: &Setup) -> Vec<String> {
+        let sizes: Vec<String> = setup.sizes_bytes.iter().map(|s| size_text(*s)).collect();
+        let cache = if setup.direct {
+            "The guest’s disks go past the host’s page cache; the host’s store goes through it."
+        } else {
+            "The guest’s disks and the host’s store go through the host’s page cache."
+        };
+        vec![
+            "One VM (TCG, 1 vCPU) with Debian’s MariaDB, unmodified, and the plugin; all sides are tables of this \
+             server. guest-*: the same store as the module, in the same build of the daemon inside the guest, by a \
+             Unix socket, with batching. module: each write and each commit is a request of its own. module-ring: as \
+             module-batched, by memory that guest and host share."
+                .into(),
+            format!(
+                "module-ring: both sides look at their memory for up to {} µs before they sleep, which takes CPU time.",
+                setup.spin_us
+            ),
+            format!(
+                "Disks are raw files, whose blocks are all there before, in the folder where the host’s store is; \
+                 ext4 in the guest; QEMU’s with io_uring, virtio-blk with a thread of its own. {cache} Durable \
+                 means, on all sides, that fdatasync of a file in this folder has returned."
+            ),
+            format!(
+                "Rows of {}: a key and a LONGBLOB, from a seed, by a stored procedure that tells its own time, \
+                 into an empty table; {} durable rows a load, fewer of more than 16k, twice as many that are not \
+                 durable; one by one, or {} of them in a statement or a transaction. Checksums of all sides are equal.",
+                sizes.join(", "),
+                setup.rows,
+                setup.batch
+            ),
+            "Not durable: millrace_durable=OFF; innodb_flush_log_at_trx_commit=2 instead of 1; \
+             aria_group_commit=soft instead of none. MyISAM is never durable. All else is as Debian has it, without \
+             binary log."
+                .into(),
+            "Exits (accesses to registers of virtio and IDE) and interrupts are counted in the first round, which \
+             does not count otherwise. CPU time is that of QEMU’s threads, of the daemon, of the module’s process \
+             and of the host kernel’s worker and journal threads. Under emulation the guest’s share is several \
+             times what it is under KVM, and it contains IDE’s emulation."
+                .into(),
+            format!("{} rounds, after one thrown away; who begins changes.", setup.rounds),
+        ]
     }
-}
 
-fn text(setup: &Setup) -> Vec<String> {
-    let sizes: Vec<String> = setup.sizes_bytes.iter().map(|s| size_text(*s)).collect();
-    let cache = if setup.direct {
-        "The guest’s disks go past the host’s page cache; the host’s store goes through it."
-    } else {
-        "The guest’s disks and the host’s store go through the host’s page cache."
-    };
-    vec![
-        "One VM (TCG, 1 vCPU) with Debian’s MariaDB, unmodified, and the plugin; all sides are tables of this \
-         server. guest-*: the same store as the module, in the same build of the daemon inside the guest, by a \
-         Unix socket, with batching. module: each write and each commit is a request of its own. module-ring: as \
-         module-batched, by memory that guest and host share."
-            .into(),
-        format!(
-            "module-ring: both sides look at their memory for up to {} µs before they sleep, which takes CPU time.",
-            setup.spin_us
-        ),
-        format!(
-            "Disks are raw files, whose blocks are all there before, in the folder where the host’s store is; \
-             ext4 in the guest; QEMU’s with io_uring, virtio-blk with a thread of its own. {cache} Durable \
-             means, on all sides, that fdatasync of a file in this folder has returned."
-        ),
-        format!(
-            "Rows of {}: a key and a LONGBLOB, from a seed, by a stored procedure that tells its own time, \
-             into an empty table; {} durable rows a load, fewer of more than 16k, twice as many that are not \
-             durable; one by one, or {} of them in a statement or a transaction. Checksums of all sides are equal.",
-            sizes.join(", "),
-            setup.rows,
-            setup.batch
-        ),
-        "Not durable: millrace_durable=OFF; innodb_flush_log_at_trx_commit=2 instead of 1; \
-         aria_group_commit=soft instead of none. MyISAM is never durable. All else is as Debian has it, without \
-         binary log."
-            .into(),
-        "Exits (accesses to registers of virtio and IDE) and interrupts are counted in the first round, which \
-         does not count otherwise. CPU time is that of QEMU’s threads, of the daemon, of the module’s process \
-         and of the host kernel’s worker and journal threads. Under emulation the guest’s share is several \
-         times what it is under KVM, and it contains IDE’s emulation."
-            .into(),
-        format!("{} rounds, after one thrown away; who begins changes.", setup.rounds),
-    ]
+    fn out(&self) -> &Path {
+        &self.vms.out
+    }
 }
 
 #[cfg(test)]
@@ -158,24 +149,10 @@ mod tests {
     use super::*;
     use crate::harness::options;
 
-    fn args(words: &[&str]) -> Result<ModulesArgs, String> {
-        options::parse(words)
-    }
-
     #[test]
     fn the_papers_settings_are_the_default() {
-        let args = args(&[]).unwrap();
+        let args: ModulesArgs = options::parse(&[]).unwrap();
         assert_eq!(args.sizes, [1, 4, 16, 64, 128].map(|kib| kib << 10));
         assert_eq!((args.rounds, args.rows, args.batch, args.sides.len()), (5, 160, 16, 0));
-    }
-
-    #[test]
-    fn limits_are_kept_and_told() {
-        let e = |words: &[&str]| args(words).err().unwrap();
-        assert!(e(&["--sizes", "3"]).contains("powers of two up to 128"));
-        assert!(e(&["--sizes", "256"]).contains("powers of two up to 128"));
-        assert!(e(&["--rows", "4"]).contains("16..=10000"));
-        assert!(e(&["--sides", "oracle"]).contains("oracle"));
-        assert!(e(&["--quick", "--rows", "20"]).contains("cannot be used with"));
     }
 }

@@ -11,6 +11,7 @@ use lab::Guest;
 use serde::{Deserialize, Serialize};
 
 use crate::harness::error::BenchError;
+use crate::harness::guest_events::{ENTER_TRACING, devices, interrupts, set_probes};
 
 /// Functions, and how many registers each call of them accesses.
 const PROBES: [(&str, u32); 10] = [
@@ -52,28 +53,21 @@ impl Events {
     }
 }
 
-fn failed(guest: &Guest, error: impl std::fmt::Display) -> BenchError {
-    BenchError::lab(format!("count events in {}", guest.name()), error)
-}
-
 /// Sets the probes, once; they are off.
 pub fn prepare(guest: &Guest) -> Result<(), BenchError> {
-    let mut script = String::from(
-        "cd /sys/kernel/tracing && { [ -e kprobe_events ] || mount -t tracefs none . ; } \
-         && cd /sys/kernel/tracing",
-    );
+    let mut script = String::from(ENTER_TRACING);
     for (function, accesses) in PROBES {
         script.push_str(&format!(
             " && echo 'p:exit_{accesses}_{function} {function}' >> kprobe_events"
         ));
     }
-    guest.sh(&script).map(drop).map_err(|e| failed(guest, e))
+    set_probes(guest, &script)
 }
 
 /// Switches them.
 pub fn switch(guest: &Guest, on: bool) -> Result<(), BenchError> {
     let script = format!("echo {} > /sys/kernel/tracing/events/kprobes/enable", u8::from(on));
-    guest.sh(&script).map(drop).map_err(|e| failed(guest, e))
+    set_probes(guest, &script)
 }
 
 /// The growth between the outputs before and after the load.
@@ -88,60 +82,44 @@ pub fn between(text: &str) -> Option<Events> {
 }
 
 fn parse(text: &str) -> Option<Events> {
-    let devices: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("device ")).collect();
-    let (mut exits, mut interrupts, mut probes) = (0, 0, 0);
-    for line in text.lines() {
-        let mut words = line.split_ascii_whitespace();
-        let Some(first) = words.next() else { continue };
-        if let Some(probe) = first.strip_prefix("exit_") {
+    let devices = devices(text);
+    let (mut exits, mut probes) = (0, 0);
+    for mut words in text.lines().map(str::split_ascii_whitespace) {
+        if let Some(probe) = words.next().and_then(|first| first.strip_prefix("exit_")) {
             let accesses: u64 = probe.split('_').next()?.parse().ok()?;
             exits += accesses * words.next()?.parse::<u64>().ok()?;
             probes += 1;
-        } else if first.ends_with(':') && words.clone().any(|word| is_of(word, &devices)) {
-            interrupts += words.map_while(|n| n.parse::<u64>().ok()).sum::<u64>();
         }
     }
-    let events = Events { exits: exits as f64, interrupts: interrupts as f64 };
-    (probes > 0 && !devices.is_empty()).then_some(events)
-}
-
-/// Whether a word of `/proc/interrupts` is a device or a queue of it: not `virtio12` for `virtio1`.
-fn is_of(word: &str, devices: &[&str]) -> bool {
-    let name = word.trim_end_matches(',');
-    devices
-        .iter()
-        .any(|d| name.strip_prefix(d).is_some_and(|end| end.is_empty() || end.starts_with('-')))
+    let interrupts = interrupts(text, &devices) as f64;
+    (probes > 0 && !devices.is_empty()).then_some(Events { exits: exits as f64, interrupts })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::guest_events::INTERRUPTS;
 
-    const TEXT: &str = "device virtio1\ndevice ata_piix\n\
-        \x20 exit_3_ata_bmdma_stop              10               0\n\
-        \x20 exit_1_vp_notify                  120               0\n\
-        \x20          CPU0\n\
-        \x20 4:          2   IO-APIC   4-edge      ttyS0\n\
-        \x2014:        500   IO-APIC  14-edge      ata_piix\n\
-        \x2025:         11   PCI-MSI 16385-edge      virtio0-virtqueues\n\
-        \x2027:          7   PCI-MSI 32769-edge      virtio1-req.0\n\
-        \x2028:       9000   PCI-MSI 32770-edge      virtio12-input.0\n\
-        LOC:        667   Local timer interrupts\n";
+    fn counters() -> String {
+        let probes = "exit_3_ata_bmdma_stop 10 0\nexit_1_vp_notify 120 0\n";
+        format!("device virtio1\ndevice ata_piix\n{probes}{INTERRUPTS}")
+    }
 
     #[test]
     fn all_probes_and_only_the_devices_lines_count() {
-        assert_eq!(parse(TEXT).unwrap(), Events { exits: 150.0, interrupts: 507.0 });
-        assert_eq!(parse(&TEXT.replace("exit_", "x")), None, "no probes");
-        assert_eq!(parse(&TEXT.replace("device", "")), None, "no device");
+        assert_eq!(parse(&counters()).unwrap(), Events { exits: 150.0, interrupts: 507.0 });
+        assert_eq!(parse(&counters().replace("exit_", "x")), None, "no probes");
+        assert_eq!(parse(&counters().replace("device", "")), None, "no device");
     }
 
     #[test]
     fn a_row_costs_what_rows_cost_more_than_none() {
-        let later = TEXT.replace(" 120 ", " 160 ").replace(" 500 ", " 520 ");
-        let grown = between(&format!("{TEXT}{MARK}\nload-took\t1\n{MARK}\n{later}")).unwrap();
+        let later = counters().replace(" 120 ", " 160 ").replace(" 500 ", " 520 ");
+        let grown =
+            between(&format!("{}{MARK}\nload-took\t1\n{MARK}\n{later}", counters())).unwrap();
         assert_eq!(grown, Events { exits: 40.0, interrupts: 20.0 });
         let row = grown.per_row(&Events { exits: 10.0, interrupts: 30.0 }, 10);
         assert_eq!(row, Events { exits: 3.0, interrupts: 0.0 });
-        assert!(between(TEXT).is_none());
+        assert!(between(&counters()).is_none());
     }
 }

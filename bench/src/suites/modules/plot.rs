@@ -62,9 +62,9 @@ fn improvement(measured: &Measured, cell: Cell, side: Side) -> Option<f64> {
 /// Figure 4: run time improvement against the IDE baseline by row size, a panel for each form.
 pub fn improvements(setup: &Setup, measured: &Measured) -> String {
     let title = "Run time improvement against IDE emulation by row size (figure 4)";
-    let note = "inserts; the same table store in the guest on three disks and in the host, and other engines \
-                on virtio-blk; below the line: slower";
-    let mut canvas = head(title, note);
+    let note = "inserts; the same table store in the guest on three disks and in the host, and \
+                other engines on virtio-blk; below the line: slower";
+    let mut canvas = Canvas::titled(title, note);
     let names: Vec<_> = BARS.iter().map(|(side, class)| (side.name(), *class)).collect();
     legend(&mut canvas, &names, 56.0);
     for (i, form) in setup.forms.iter().enumerate() {
@@ -117,8 +117,10 @@ fn panel(canvas: &mut Canvas, setup: &Setup, measured: &Measured, (form, top): (
 pub fn cpu(setup: &Setup, measured: &Measured, form: Form) -> String {
     let title =
         format!("CPU time of a row in guest and host (figure 5): {}", form.text(setup.batch));
-    let mut canvas =
-        head(&title, "microseconds of host CPU; the guest’s CPU also emulates IDE, without KVM");
+    let mut canvas = Canvas::titled(
+        &title,
+        "microseconds of host CPU; the guest’s CPU also emulates IDE, without KVM",
+    );
     let classes = ["mr-f0", "mr-f2", "mr-f3", "mr-f4", "mr-f5"];
     let names: Vec<_> = PARTS.into_iter().zip(classes).collect();
     legend(&mut canvas, &names, 56.0);
@@ -149,13 +151,6 @@ pub fn cpu(setup: &Setup, measured: &Measured, form: Form) -> String {
         top += GAP / 3.0;
     }
     canvas.finish(top, &title)
-}
-
-fn head(title: &str, note: &str) -> Canvas {
-    let mut canvas = Canvas { body: String::new() };
-    canvas.text(16.0, 26.0, "mr-text mr-title", title);
-    canvas.text(16.0, 44.0, "mr-small", note);
-    canvas
 }
 
 fn legend(canvas: &mut Canvas, series: &[(&str, &str)], y: f64) {

@@ -1,25 +1,25 @@
 //! Rounds: every cell on all sides, in turns.
 
-use super::world::World;
+use super::bed::Bed;
 use super::{Cell, Counted, Load, Measured, Setup, Side};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
-use crate::harness::repeat::{turned, with_repeats};
+use crate::harness::repeat::{order_for_round, with_repeats};
 
 /// Failures of a load after which it is not put on any more: those of one round.
 const GIVEN_UP: usize = 2;
 /// Boots everything and measures.
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
-    let world = World::boot(setup, progress)?;
+    let bed = Bed::boot(setup, progress)?;
     let mut measured = Measured::default();
-    world.probes(true)?;
+    bed.probes(true)?;
     for round in 0..=setup.rounds {
         progress.step(&format!("round {round} of {}", setup.rounds));
         for cell in setup.cells() {
-            measure_cell(&world, setup, (round, cell), &mut measured, progress);
+            measure_cell(&bed, setup, (round, cell), &mut measured, progress);
         }
         if round == 0 {
-            world.probes(false)?;
+            bed.probes(false)?;
         }
     }
     Ok(measured)
@@ -27,7 +27,7 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
 
 /// One cell of one round, all sides.
 fn measure_cell(
-    world: &World,
+    bed: &Bed,
     setup: &Setup,
     (round, cell): (u32, Cell),
     measured: &mut Measured,
@@ -36,9 +36,9 @@ fn measure_cell(
     let sides: Vec<Side> = setup.sides.iter().copied().filter(|s| s.can(cell.form)).collect();
     let case = format!("insert_{}", cell.name(setup));
     let mut told = Vec::new();
-    for side in turned(&sides, round) {
+    for side in order_for_round(&sides, round) {
         let failed = &mut measured.failed;
-        let load = |_| world.load(side, cell, cell.rows(setup), round == 0);
+        let load = |_| bed.load(side, cell, cell.rows(setup), round == 0);
         let Some((sample, events)) =
             with_repeats(GIVEN_UP, (&case, side.name()), round, failed, progress, load)
         else {

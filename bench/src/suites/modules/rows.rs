@@ -1,8 +1,10 @@
 //! Rows in the published format: medians over the rounds.
 
 use super::{Cell, Measured, Sample, Setup, Shape, Side, size_text};
+use crate::harness::output::RowSource;
 use crate::harness::paired::{About, Goal, NONE, row};
-use crate::harness::results::{Missing, Row};
+use crate::harness::repeat::Failure;
+use crate::harness::results::Row;
 use crate::harness::stats::Better;
 
 /// Sides of ours. Those in `BATCHED` are compared with all peers, the other with stores in the
@@ -71,38 +73,33 @@ impl Value {
     }
 }
 
-/// All rows for which there is a round.
-pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
-    let mut rows = Vec::new();
-    for cell in setup.cells() {
-        for ours in OURS {
-            let engines = ENGINES.iter().filter(|_| BATCHED.contains(&ours));
-            let vsock = (ours == Side::ModuleRing).then_some(&Side::ModuleBatched);
-            for peer in STORES.iter().chain(engines).chain(vsock) {
-                rows.extend(made(setup, measured, (Value::Insert, cell), (ours, *peer)));
-            }
-        }
-    }
-    for cell in setup.cells().into_iter().filter(|cell| cell.form.shape == Shape::One) {
-        for value in Value::COSTS {
-            for ours in BATCHED {
-                for peer in [Side::Virtio, Side::Ide] {
-                    rows.extend(made(setup, measured, (value, cell), (ours, peer)));
+impl RowSource<Setup> for Measured {
+    fn rows(&self, setup: &Setup) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for cell in setup.cells() {
+            for ours in OURS {
+                let engines = ENGINES.iter().filter(|_| BATCHED.contains(&ours));
+                let vsock = (ours == Side::ModuleRing).then_some(&Side::ModuleBatched);
+                for peer in STORES.iter().chain(engines).chain(vsock) {
+                    rows.extend(made(setup, self, (Value::Insert, cell), (ours, *peer)));
                 }
             }
         }
+        for cell in setup.cells().into_iter().filter(|cell| cell.form.shape == Shape::One) {
+            for value in Value::COSTS {
+                for ours in BATCHED {
+                    for peer in [Side::Virtio, Side::Ide] {
+                        rows.extend(made(setup, self, (value, cell), (ours, peer)));
+                    }
+                }
+            }
+        }
+        rows
     }
-    rows
-}
 
-/// Loads that failed for good.
-pub fn missing(measured: &Measured, rows: &[Row]) -> Vec<Missing> {
-    let has_row = |m: &Missing| {
-        let of = |r: &&Row| m.name == r.ours.name || m.name == r.peer.name;
-        rows.iter().filter(of).any(|r| r.case == m.case)
-    };
-    let lost = crate::harness::repeat::lost(&measured.failed);
-    lost.into_iter().filter(|m| !has_row(m)).collect()
+    fn failed(&self) -> &[Failure] {
+        &self.failed
+    }
 }
 
 /// The floors of the issue: of rows committed one by one.

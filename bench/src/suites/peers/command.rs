@@ -95,7 +95,8 @@ pub struct VirtioUserArgs {
     a: PathBuf,
     #[arg(long)]
     b: PathBuf,
-    #[arg(long, value_parser = clap::value_parser!(u32).range(60..=virtio_user::MAX_FRAME_BYTES as i64))]
+    #[arg(long,
+        value_parser = clap::value_parser!(u32).range(60..=virtio_user::MAX_FRAME_BYTES as i64))]
     frame_bytes: u32,
     #[arg(long)]
     cpu: usize,
@@ -266,7 +267,6 @@ mod tests {
             refused,
             "run rr64_split with --front virtio-user: testpmd times no round trips"
         );
-        assert!(e(&["--rounds", "0"]).contains("1..=99"));
     }
 
     #[test]

@@ -72,27 +72,18 @@ fn html(outcome: &Outcome, context: &Context) -> String {
 }
 
 fn headline(results: &Results) -> String {
-    let floors = results.rows.iter().filter(|r| r.target.is_some()).count();
-    let missed = results.rows.iter().filter(|r| r.missed()).count();
+    let (reached, floors) = results.floors();
     let aims: Vec<_> = results.rows.iter().filter(|r| r.aim.is_some()).collect();
     let ahead = aims.iter().filter(|r| r.aim.is_some_and(|a| r.ratio >= a)).count();
     format!(
-        "{} of {floors} floors reached; the aim in {ahead} of {} comparisons.",
-        floors - missed,
+        "{reached} of {floors} floors reached; the aim in {ahead} of {} comparisons.",
         aims.len()
     )
 }
 
 /// Floors missed, loads that failed, and rounds that were disturbed.
 pub fn losses(outcome: &Outcome) -> Vec<String> {
-    let rows = outcome.results.rows.iter();
-    let mut out: Vec<String> = rows
-        .filter(|r| r.missed())
-        .map(|r| {
-            let floor = table::floor_text(r.target.unwrap_or_default());
-            format!("{}: {:.2}× of {}, floor {floor}", r.case, r.ratio, r.peer.name)
-        })
-        .collect();
+    let mut out = report::below_floors(&outcome.results, |r| format!("{}:", r.case));
     out.extend(outcome.failed.iter().cloned());
     for run in &outcome.runs {
         let samples = run.rounds.iter().filter(|r| r.round > 0).flat_map(|r| &r.samples);

@@ -17,9 +17,10 @@ pub fn values(results: &Results) -> String {
     let cases: Vec<&[Row]> = results.rows.chunk_by(|a, b| a.case == b.case).collect();
     let height_of = |rows: &[Row]| CASE_HEAD + (rows.len() + 1) as f64 * BAR + GAP;
     let height = TOP + cases.iter().map(|c| height_of(c)).sum::<f64>();
-    let mut canvas = Canvas { body: String::new() };
-    canvas.text(16.0, 26.0, "mr-text mr-title", "Every back end under the same front end");
-    canvas.text(16.0, 44.0, "mr-small", "medians over the rounds; each case has its own scale");
+    let mut canvas = Canvas::titled(
+        "Every back end under the same front end",
+        "medians over the rounds; each case has its own scale",
+    );
     let mut top = TOP;
     for rows in cases {
         draw(&mut canvas, rows, top);

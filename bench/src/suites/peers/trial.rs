@@ -73,8 +73,10 @@ pub trait Backend {
         false
     }
 
-    /// The program that it needs and this machine may not have.
-    fn needs(&self) -> &'static str;
+    /// The program that it needs and this machine may not have: by default the one of its name.
+    fn needs(&self) -> &'static str {
+        self.name()
+    }
 
     /// Reason why it cannot do what a case asks of it; none when it can. `Some("")` where the case
     /// is none of its business at all.

@@ -38,7 +38,7 @@ const CALL: Duration = Duration::from_secs(300);
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// Everything, running. It goes when this is dropped.
-pub struct World {
+pub struct Bed {
     server: Guest,
     neighbours: Vec<Guest>,
     busy: Cell<usize>,
@@ -53,9 +53,9 @@ pub struct World {
     _disks: Folder,
 }
 
-impl World {
+impl Bed {
     /// Boots everything; no neighbour is busy.
-    pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<World, BenchError> {
+    pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<Bed, BenchError> {
         progress.step("preparing kernel, guest image and disks");
         let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
         let disks = Folder::new(&setup.out.join("pipes-disks"))?;
@@ -78,7 +78,7 @@ impl World {
         let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
         let (busy, client_cpu) = (Cell::new(0), setup.cpus.1);
         let (_far, _disks) = (far, disks);
-        let world = World {
+        let bed = Bed {
             server,
             neighbours,
             busy,
@@ -91,8 +91,8 @@ impl World {
             _far,
             _disks,
         };
-        world.prepare()?;
-        Ok(world)
+        bed.prepare()?;
+        Ok(bed)
     }
 
     /// File system, agent.

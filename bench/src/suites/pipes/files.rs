@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::bed::{Bed, SERVER};
 use super::fetch::Connection;
 use super::meter::Sum;
-use super::world::{SERVER, World};
 use super::{Cache, FileLoad, Measured, Mode, Sample, Setup, with_repeats};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
-use crate::harness::repeat::turned;
+use crate::harness::repeat::order_for_round;
 use crate::harness::steal_time;
 
 /// How long CPU time counts on after the client has everything: a guest then takes the last
@@ -27,7 +27,7 @@ const ROUNDS: u32 = 1_000_000;
 
 /// The loads of part one.
 pub struct Files<'a> {
-    world: &'a World,
+    bed: &'a Bed,
     setup: &'a Setup,
     open: HashMap<Mode, (Connection, u16)>,
     next_port: u16,
@@ -35,14 +35,26 @@ pub struct Files<'a> {
     hash: Option<u64>,
 }
 
+/// Conditions of one load.
+struct Conditions {
+    /// Counted from 1; 0 is the one thrown away.
+    round: u32,
+    /// Mode that moves the bytes.
+    mode: Mode,
+    /// State of the guest's page cache.
+    cache: Cache,
+    /// Busy neighbours.
+    busy: usize,
+}
+
 impl<'a> Files<'a> {
     /// Makes the file.
-    pub fn new(world: &'a World, setup: &'a Setup) -> Result<Files<'a>, BenchError> {
+    pub fn new(bed: &'a Bed, setup: &'a Setup) -> Result<Files<'a>, BenchError> {
         if !setup.busy.is_empty() {
-            world.fill(PATH, setup.file_bytes)?;
+            bed.fill(PATH, setup.file_bytes)?;
         }
         let (open, hash) = (HashMap::new(), None);
-        Ok(Files { world, setup, open, next_port: FIRST_PORT, hash })
+        Ok(Files { bed, setup, open, next_port: FIRST_PORT, hash })
     }
 
     /// Everything once.
@@ -52,12 +64,12 @@ impl<'a> Files<'a> {
         measured: &mut Measured,
         progress: &mut Progress,
     ) -> Result<(), BenchError> {
-        for busy in turned(&self.setup.busy, round) {
+        for busy in order_for_round(&self.setup.busy, round) {
             for cache in Cache::ALL {
                 self.cell(round, (busy, cache), measured, progress);
             }
         }
-        self.world.busy(0)
+        self.bed.busy(0)
     }
 
     /// All modes with so many neighbours and such a cache.
@@ -68,7 +80,7 @@ impl<'a> Files<'a> {
         measured: &mut Measured,
         progress: &mut Progress,
     ) {
-        let mut modes = turned(&Mode::IN_GUEST, round);
+        let mut modes = order_for_round(&Mode::IN_GUEST, round);
         // The reference has no guest whose cache could be cold.
         if (busy, cache) == (0, Cache::Warm) {
             modes.push(Mode::HostSendfile);
@@ -77,7 +89,7 @@ impl<'a> Files<'a> {
         let mut told = Vec::new();
         for mode in modes {
             let name = (case.as_str(), mode.name());
-            let load = |_| self.load(round, mode, cache, busy);
+            let load = |_| self.load(&Conditions { round, mode, cache, busy });
             let Some(sample) = with_repeats(name, round, measured, progress, load) else {
                 continue;
             };
@@ -87,45 +99,34 @@ impl<'a> Files<'a> {
         progress.step(&format!("{case}: MB/s: {}", told.join(", ")));
     }
 
-    fn load(
-        &mut self,
-        round: u32,
-        mode: Mode,
-        cache: Cache,
-        busy: usize,
-    ) -> Result<Sample, BenchError> {
-        let done = self.transfers(round, mode, cache, busy);
+    fn load(&mut self, conditions: &Conditions) -> Result<Sample, BenchError> {
+        let done = self.transfers(conditions);
         // What is left of a connection that failed is of no use.
         let Err(e) = done else { return done };
-        let Some((_, port)) = self.open.remove(&mode) else { return Err(e) };
-        let said = self.world.sh(&format!("tail -n 3 {}", log(port))).unwrap_or_default();
+        let Some((_, port)) = self.open.remove(&conditions.mode) else { return Err(e) };
+        let said = self.bed.sh(&format!("tail -n 3 {}", log(port))).unwrap_or_default();
         Err(BenchError::lab(e.to_string(), format!("the server said {said:?}")))
     }
 
     /// Makes as many transfers as the load's time takes.
-    fn transfers(
-        &mut self,
-        round: u32,
-        mode: Mode,
-        cache: Cache,
-        busy: usize,
-    ) -> Result<Sample, BenchError> {
-        let (world, len_bytes) = (self.world, self.setup.file_bytes);
+    fn transfers(&mut self, conditions: &Conditions) -> Result<Sample, BenchError> {
+        let Conditions { round, mode, cache, busy } = *conditions;
+        let (bed, len_bytes) = (self.bed, self.setup.file_bytes);
         self.connect(mode)?;
-        let (meter, cpus) = (world.meter(), [self.setup.cpus.0, self.setup.cpus.1]);
+        let (meter, cpus) = (bed.meter(), [self.setup.cpus.0, self.setup.cpus.1]);
         let (mut sum, mut took, mut bytes, mut stolen) = (Sum::default(), Duration::ZERO, 0, 0f64);
         for _ in 0..MAX_TRANSFERS {
             if mode != Mode::HostSendfile {
-                world.busy(0)?;
-                world.sh(match cache {
+                bed.busy(0)?;
+                bed.sh(match cache {
                     Cache::Cold => "echo 3 > /proc/sys/vm/drop_caches",
                     Cache::Warm => "cat /mnt/file > /dev/null",
                 })?;
             }
-            world.busy(busy)?;
+            bed.busy(busy)?;
             let (before, steal) = (meter.snapshot()?, steal_time::read(&cpus));
             let Some((connection, _)) = self.open.get_mut(&mode) else { break };
-            let transfer = connection.transfer(world.client_cpu(), round == 0)?;
+            let transfer = connection.transfer(bed.client_cpu(), round == 0)?;
             std::thread::sleep(TAIL);
             meter.add(&mut sum, &before, &meter.snapshot()?, transfer.client_ns);
             stolen = stolen.max(steal_time::read(&cpus).since(&steal));
@@ -147,16 +148,16 @@ impl<'a> Files<'a> {
         let port = self.next_port;
         self.next_port += 1;
         let to = match mode {
-            Mode::HostSendfile => self.world.reference(),
+            Mode::HostSendfile => self.bed.reference(),
             _ => {
-                self.world.busy(0)?;
-                self.world.serve(&script(mode, port))?;
+                self.bed.busy(0)?;
+                self.bed.serve(&script(mode, port))?;
                 format!("{SERVER}:{port}")
                     .parse::<SocketAddr>()
                     .map_err(|e| BenchError::lab("address", e))?
             }
         };
-        let connection = Connection::open(self.world.net(), to, self.setup.file_bytes)?;
+        let connection = Connection::open(self.bed.net(), to, self.setup.file_bytes)?;
         self.open.insert(mode, (connection, port));
         Ok(())
     }

@@ -1,44 +1,56 @@
 //! Output of a run: its files.
 
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
-
 use super::meter::PARTS;
 use super::plot::{self, cpu_of};
 use super::{Cache, Measured, Mode, Setup};
-use crate::harness::error::BenchError;
-use crate::harness::output::write_run;
+use crate::harness::output::{Page, PageSource};
 use crate::harness::repeat::Failure;
-use crate::harness::report::{self, Context, FOREIGN_LIMIT};
+use crate::harness::report;
 use crate::harness::results::Results;
 use crate::harness::stats::spread;
 use crate::harness::steal_time::STEAL_LIMIT;
 use crate::harness::svg;
-use crate::harness::table::{floor_text, number, size_text};
+use crate::harness::table::size_text;
 
-/// Writes `bench-pipes.json` (the published format), `bench-pipes-rounds.json` (every load), the
-/// paper's figures and `bench-pipes.html` into `folder`, making it if needed. Returns what was
-/// written.
-pub fn write_all(
-    folder: &Path,
-    setup: &Setup,
-    results: &Results,
-    measured: &Measured,
-    context: &Context,
-) -> Result<Vec<PathBuf>, BenchError> {
-    let mut plots = Vec::new();
-    if !setup.busy.is_empty() {
-        plots.push(("-throughput.svg".to_owned(), plot::throughput(setup, measured)));
+impl PageSource<Setup> for Measured {
+    fn stem(&self, _: &Setup) -> &'static str {
+        "bench-pipes"
     }
-    for busy in ends(&setup.busy) {
-        plots.push((format!("-cpu-{busy}.svg"), plot::cpu(measured, busy)));
+
+    /// The paper's figures.
+    fn plots(&self, setup: &Setup) -> Vec<(String, String)> {
+        let mut plots = Vec::new();
+        if !setup.busy.is_empty() {
+            plots.push(("-throughput.svg".to_owned(), plot::throughput(setup, self)));
+        }
+        for busy in ends(&setup.busy) {
+            plots.push((format!("-cpu-{busy}.svg"), plot::cpu(self, busy)));
+        }
+        if !setup.servers.is_empty() {
+            plots.push(("-servers.svg".to_owned(), plot::servers(setup, self)));
+        }
+        plots
     }
-    if !setup.servers.is_empty() {
-        plots.push(("-servers.svg".to_owned(), plot::servers(setup, measured)));
+
+    fn page(&self, setup: &Setup, results: &Results, plots: &str) -> Page {
+        Page {
+            headline: "Pipes against sendfile and read-write in the guest",
+            above: [&report::table(results), plots, &components(setup, self)].concat(),
+            below: svg::ratios(results),
+        }
     }
-    let page = page(setup, results, measured, context, &plots);
-    plots.push((".html".into(), page));
-    write_run(folder, "bench-pipes", results, measured, &plots)
+
+    /// The last sentences tell how much of the servers' bytes were piped.
+    fn losses(&self, results: &Results) -> Vec<String> {
+        let mut out = report::below_floors(results, |r| format!("{}:", r.case));
+        out.extend(self.failed.iter().map(Failure::text));
+        out.extend(disturbed(self));
+        out.extend(piped(self));
+        if !self.threshold.is_empty() {
+            out.push(format!("the agent: {}", self.threshold));
+        }
+        out
+    }
 }
 
 /// The smallest and the largest.
@@ -49,111 +61,34 @@ fn ends(busy: &[usize]) -> Vec<usize> {
     ends
 }
 
-fn page(
-    setup: &Setup,
-    results: &Results,
-    measured: &Measured,
-    context: &Context,
-    plots: &[(String, String)],
-) -> String {
-    let floors = results.rows.iter().filter(|r| r.target.is_some()).count();
-    let missed = results.rows.iter().filter(|r| r.missed()).count();
-    let headline = format!(
-        "Pipes against sendfile and read-write in the guest: {} of {floors} floors reached.",
-        floors - missed
-    );
-    let mut page = report::head(results, context.took_s, &headline);
-    page.push_str(&report::table(results));
-    plots.iter().for_each(|(_, plot)| page.push_str(plot));
-    page.push_str(&components(setup, measured));
-    page.push_str(&report::list("What was lost", losses(results, measured)));
-    page.push_str(&svg::ratios(results));
-    page.push_str(&report::list("How it was measured", &context.setup));
-    page.push_str(report::TAIL);
-    page
-}
-
 /// Figure 4 in numbers, with the client and the whole machine.
 fn components(setup: &Setup, measured: &Measured) -> String {
-    let mut out = String::from(
-        "<h2>CPU time by component, µs per MB</h2>\n<div class=\"scroll\"><table><tr>",
-    );
     let heads = ["neighbours", "cache", "mode"].into_iter().chain(PARTS);
-    for head in heads.chain(["sum", "client", "whole machine"]) {
-        let _ = write!(out, "<th>{}</th>", svg::escape(head));
-    }
-    out.push_str("</tr>\n");
-    let all = [Mode::ReadWrite, Mode::Sendfile, Mode::Pipe, Mode::HostSendfile];
+    let heads = heads.chain(["sum", "client", "whole machine"]);
+    let mut out = report::numbers_head("CPU time by component, µs per MB", heads);
     for &busy in &setup.busy {
         for cache in Cache::ALL {
-            for mode in all {
+            for mode in [Mode::ReadWrite, Mode::Sendfile, Mode::Pipe, Mode::HostSendfile] {
                 let Some(cpu) = cpu_of(measured, busy, cache, mode) else { continue };
-                let _ = write!(
-                    out,
-                    "<tr><td>{busy}</td><td>{}</td><td>{}</td>",
-                    cache.name(),
-                    mode.name()
-                );
                 // A busy neighbour makes the whole machine busy.
                 let machine = (busy == 0).then_some(cpu.machine);
                 let values = cpu.parts().into_iter().chain([cpu.total(), cpu.client]).map(Some);
-                for value in values.chain([machine]) {
-                    let text = value.map_or("–".into(), number);
-                    let _ = write!(out, "<td class=\"n\">{text}</td>");
-                }
-                out.push_str("</tr>\n");
+                let texts = [&busy.to_string(), cache.name(), mode.name()];
+                out.push_str(&report::numbers_row(&texts, values.chain([machine])));
             }
         }
     }
-    out.push_str("</table></div>\n");
-    out
-}
-
-/// Floors missed, loads that failed or were disturbed, and how much of the servers' bytes were
-/// piped.
-pub fn losses(results: &Results, measured: &Measured) -> Vec<String> {
-    let missed = results.rows.iter().filter(|r| r.missed()).map(|r| {
-        let floor = floor_text(r.target.unwrap_or_default());
-        format!("{}: {:.2}× of {}, floor {floor}", r.case, r.ratio, r.peer.name)
-    });
-    let mut out: Vec<String> = missed.collect();
-    out.extend(measured.failed.iter().map(Failure::text));
-    out.extend(disturbed(measured));
-    out.extend(piped(measured));
-    if !measured.threshold.is_empty() {
-        out.push(format!("the agent: {}", measured.threshold));
-    }
-    out
+    out + report::NUMBERS_END
 }
 
 /// How many loads a hypervisor or strangers disturbed.
-fn disturbed(measured: &Measured) -> Vec<String> {
+fn disturbed(measured: &Measured) -> impl Iterator<Item = String> {
     let files = measured.files.iter().filter(|l| l.round > 0).map(|l| l.sample);
     let servers = measured.servers.iter().filter(|l| l.round > 0).map(|l| l.sample);
-    let all: Vec<_> = files.chain(servers).collect();
-    let causes = [
-        (
-            "a hypervisor took",
-            "a CPU",
-            STEAL_LIMIT,
-            all.iter().filter(|s| s.stolen > STEAL_LIMIT).count(),
-        ),
-        (
-            "strangers used",
-            "the machine",
-            FOREIGN_LIMIT,
-            all.iter().filter(|s| s.foreign > FOREIGN_LIMIT).count(),
-        ),
-    ];
-    let told = causes.into_iter().filter(|(.., count)| *count > 0);
-    told.map(|(who, what, limit, count)| {
-        format!(
-            "{who} more than {:.0} % of {what} in {count} of {} loads",
-            limit * 100.0,
-            all.len()
-        )
-    })
-    .collect()
+    let (stolen, foreign): (Vec<f64>, Vec<f64>) =
+        files.chain(servers).map(|s| (s.stolen, s.foreign)).unzip();
+    let stolen = report::above_limit(("a hypervisor took", "a CPU"), STEAL_LIMIT, &stolen);
+    stolen.into_iter().chain(report::disturbed(&foreign))
 }
 
 /// A sentence for each server, with the smallest median over its files that were piped at all.
@@ -181,36 +116,14 @@ fn piped(measured: &Measured) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::output::{RowSource, write_and_read};
     use crate::harness::samples;
-    use crate::suites::pipes::rows;
     use crate::suites::pipes::testing::{measured, setup};
 
     #[test]
     fn a_run_leaves_its_files() {
-        let dir = tempfile::tempdir().unwrap();
-        let (setup, measured) = (setup(), measured());
-        let rows = rows::rows(&setup, &measured);
-        let results = Results { rows, ..samples::results() };
-        let folder = dir.path().join("deep");
-        let written = write_all(&folder, &setup, &results, &measured, &Context::default()).unwrap();
-        let names: Vec<_> =
-            written.iter().map(|p| p.file_name().unwrap().to_str().unwrap()).collect();
-        assert_eq!(
-            names,
-            [
-                "bench-pipes.json",
-                "bench-pipes-rounds.json",
-                "bench-pipes-throughput.svg",
-                "bench-pipes-cpu-0.svg",
-                "bench-pipes-cpu-3.svg",
-                "bench-pipes-servers.svg",
-                "bench-pipes.html",
-            ]
-        );
-        assert_eq!(Results::read(&written[0]).unwrap(), results);
-        let read: Measured = serde_json::from_slice(&std::fs::read(&written[1]).unwrap()).unwrap();
-        assert_eq!(read, measured);
-        let page = std::fs::read_to_string(&written[6]).unwrap();
+        let (ends, page) = write_and_read(&setup(), &measured());
+        assert_eq!(ends, ["-throughput.svg", "-cpu-0.svg", "-cpu-3.svg", "-servers.svg", ".html"]);
         assert!(page.contains("7 of 7 floors reached") && page.contains("<td>host-sendfile</td>"));
     }
 
@@ -224,8 +137,8 @@ mod tests {
         for load in measured.servers.iter_mut().filter(|l| l.size_bytes == 4096) {
             load.piped = 0.0;
         }
-        let rows = rows::rows(&setup, &measured);
-        let told = losses(&Results { rows, ..samples::results() }, &measured);
+        let rows = measured.rows(&setup);
+        let told = measured.losses(&Results { rows, ..samples::results() });
         assert_eq!(
             told,
             [

@@ -164,9 +164,7 @@ fn fill(series: usize, of: usize) -> &'static str {
 }
 
 fn start(title: &str, note: &str, series: &[&str]) -> Canvas {
-    let mut canvas = Canvas { body: String::new() };
-    canvas.text(16.0, 26.0, "mr-text mr-title", title);
-    canvas.text(16.0, 44.0, "mr-small", note);
+    let mut canvas = Canvas::titled(title, note);
     let classes: Vec<_> = (0..series.len()).map(|i| fill(i, series.len())).collect();
     legend(&mut canvas, series, &classes, 56.0);
     canvas
@@ -184,14 +182,8 @@ fn legend(canvas: &mut Canvas, series: &[&str], classes: &[&str], y: f64) {
 /// Figure 4: CPU time per MB, (a) of VM and host, (b) of the host by component.
 pub fn cpu(measured: &Measured, busy: usize) -> String {
     let title = format!("CPU time per MB by component, {busy} busy neighbours (figure 4)");
-    let mut canvas = Canvas { body: String::new() };
-    canvas.text(16.0, 26.0, "mr-text mr-title", &title);
-    canvas.text(
-        16.0,
-        44.0,
-        "mr-small",
-        "microseconds of host CPU per MB; the client’s is not in it",
-    );
+    let mut canvas =
+        Canvas::titled(&title, "microseconds of host CPU per MB; the client’s is not in it");
     let classes = ["mr-f0", "mr-f1", "mr-f2", "mr-f3", "mr-f4", "mr-f5"];
     legend(&mut canvas, &PARTS, &classes, 56.0);
     let mut top = TOP;
@@ -251,7 +243,8 @@ mod tests {
     fn parts_stand_side_by_side() {
         let svg = cpu(&measured(), 0);
         // 660 points for read-write's 6 × 800 µs.
-        let bar = "<rect x=\"210.0\" y=\"102.0\" width=\"110.0\" height=\"18.0\" rx=\"2\" class=\"mr-f1\"/>";
+        let bar = "<rect x=\"210.0\" y=\"102.0\" width=\"110.0\" height=\"18.0\" rx=\"2\" \
+                   class=\"mr-f1\"/>";
         assert!(svg.contains(bar), "{svg}");
         assert!(svg.contains(">4,800</text>") && svg.contains(">600</text>"), "{svg}");
     }

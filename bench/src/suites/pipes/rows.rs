@@ -2,8 +2,10 @@
 
 use super::servers;
 use super::{Cache, FileLoad, Measured, Mode, Server, ServerLoad, Setup};
+use crate::harness::output::RowSource;
 use crate::harness::paired::{About, Goal, NONE, row};
-use crate::harness::results::{Missing, Row};
+use crate::harness::repeat::Failure;
+use crate::harness::results::Row;
 use crate::harness::stats::Better;
 use crate::harness::table::size_text;
 
@@ -25,39 +27,34 @@ const NO_SLOWER_BYTES: u64 = 64 << 10;
 /// The largest file of the paper's figure 5, whose improvement the floor is.
 const LARGEST_BYTES: u64 = 64 << 20;
 
-/// All rows for which there is a round.
-pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
-    let mut rows = Vec::new();
-    for cpu in [false, true] {
-        for cache in Cache::ALL {
-            for &busy in &setup.busy {
-                for peer in [Mode::Sendfile, Mode::ReadWrite, Mode::HostSendfile] {
-                    // The reference has no guest, and so no CPU time to save.
-                    if !(cpu && peer == Mode::HostSendfile) {
-                        rows.extend(file_row(setup, measured, (cpu, cache, busy), peer));
+impl RowSource<Setup> for Measured {
+    fn rows(&self, setup: &Setup) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for cpu in [false, true] {
+            for cache in Cache::ALL {
+                for &busy in &setup.busy {
+                    for peer in [Mode::Sendfile, Mode::ReadWrite, Mode::HostSendfile] {
+                        // The reference has no guest, and so no CPU time to save.
+                        if !(cpu && peer == Mode::HostSendfile) {
+                            rows.extend(file_row(setup, self, (cpu, cache, busy), peer));
+                        }
                     }
                 }
             }
         }
-    }
-    for &server in &setup.servers {
-        for &busy in &setup.servers_busy {
-            for &size_bytes in &setup.sizes_bytes {
-                rows.extend(server_row(setup, measured, (server, size_bytes, busy)));
+        for &server in &setup.servers {
+            for &busy in &setup.servers_busy {
+                for &size_bytes in &setup.sizes_bytes {
+                    rows.extend(server_row(setup, self, (server, size_bytes, busy)));
+                }
             }
         }
+        rows
     }
-    rows
-}
 
-/// Cases without a row, each with its first failure.
-pub fn missing(measured: &Measured, rows: &[Row]) -> Vec<Missing> {
-    let has_row = |m: &Missing| {
-        let ours = |r: &&Row| m.name == r.ours.name || m.name == r.peer.name;
-        rows.iter().filter(ours).any(|r| r.case == m.case)
-    };
-    let lost = crate::harness::repeat::lost(&measured.failed);
-    lost.into_iter().filter(|m| !has_row(m)).collect()
+    fn failed(&self) -> &[Failure] {
+        &self.failed
+    }
 }
 
 fn file_row(

@@ -4,14 +4,14 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::bed::{Bed, SERVER};
 use super::files::TAIL;
 use super::http::Clients;
 use super::meter::Sum;
-use super::world::{SERVER, World};
 use super::{Measured, Sample, Server, ServerLoad, Setup, with_repeats};
 use crate::harness::error::BenchError;
 use crate::harness::progress::Progress;
-use crate::harness::repeat::turned;
+use crate::harness::repeat::order_for_round;
 use crate::harness::steal_time;
 use crate::harness::table::size_text;
 
@@ -101,7 +101,7 @@ impl Server {
 
 /// The loads of part two.
 pub struct Servers<'a> {
-    world: &'a World,
+    bed: &'a Bed,
     setup: &'a Setup,
     /// Servers that start, with the shim or without.
     working: HashSet<(Server, bool)>,
@@ -109,7 +109,7 @@ pub struct Servers<'a> {
 
 /// Makes the files and starts the servers. One that does not start is noted and left out.
 pub fn start<'a>(
-    world: &'a World,
+    bed: &'a Bed,
     setup: &'a Setup,
     measured: &mut Measured,
     progress: &mut Progress,
@@ -117,21 +117,21 @@ pub fn start<'a>(
     let mut working = HashSet::new();
     if !setup.servers.is_empty() {
         progress.step("starting the web servers");
-        world.sh("mkdir -p /var/lib/nginx /var/log/nginx")?;
+        bed.sh("mkdir -p /var/lib/nginx /var/log/nginx")?;
         for size_bytes in &setup.sizes_bytes {
-            world.fill(&format!("/mnt/{size_bytes}"), *size_bytes)?;
+            bed.fill(&format!("/mnt/{size_bytes}"), *size_bytes)?;
         }
     }
     for server in &setup.servers {
         for shim in [true, false] {
-            let begin = |_: u32| begin_again(world, setup, *server, (shim, shim));
+            let begin = |_: u32| begin_again(bed, setup, *server, (shim, shim));
             let name = (server.name(), side(shim));
             if with_repeats(name, 0, measured, progress, begin).is_some() {
                 working.insert((*server, shim));
             }
         }
     }
-    Ok(Servers { world, setup, working })
+    Ok(Servers { bed, setup, working })
 }
 
 /// Ends it, and starts it once more, with the shim or without, on its second port or its first;
@@ -139,30 +139,30 @@ pub fn start<'a>(
 /// would be the same in all rounds, and taken for a difference of the sides. So would be what a
 /// port's number does to a kernel's hash tables.
 fn begin_again(
-    world: &World,
+    bed: &Bed,
     setup: &Setup,
     server: Server,
     side: (bool, bool),
 ) -> Result<SocketAddr, BenchError> {
-    end(world, server);
-    begin(world, setup, server, side)
+    end(bed, server);
+    begin(bed, setup, server, side)
 }
 
 /// The first time there is none, nor after a start that failed.
-fn end(world: &World, server: Server) {
-    let _ = world.sh(&server.end());
+fn end(bed: &Bed, server: Server) {
+    let _ = bed.sh(&server.end());
 }
 
 fn begin(
-    world: &World,
+    bed: &Bed,
     setup: &Setup,
     server: Server,
     (shim, second): (bool, bool),
 ) -> Result<SocketAddr, BenchError> {
     let port = server.port(second);
     let settings = format!("/tmp/{}.{port}.conf", server.name());
-    world.put(&settings, &server.settings(port))?;
-    world.sh(&server.script(shim, setup.min_bytes, &settings))?;
+    bed.put(&settings, &server.settings(port))?;
+    bed.sh(&server.script(shim, setup.min_bytes, &settings))?;
     format!("{SERVER}:{port}").parse().map_err(|e| BenchError::lab("address", e))
 }
 
@@ -174,14 +174,14 @@ impl Servers<'_> {
         measured: &mut Measured,
         progress: &mut Progress,
     ) -> Result<(), BenchError> {
-        for busy in turned(&self.setup.servers_busy, round) {
-            for server in turned(&self.setup.servers, round) {
+        for busy in order_for_round(&self.setup.servers_busy, round) {
+            for server in order_for_round(&self.setup.servers, round) {
                 for size_bytes in &self.setup.sizes_bytes {
                     self.cell(round, (busy, server, *size_bytes), measured, progress);
                 }
             }
         }
-        self.world.busy(0)
+        self.bed.busy(0)
     }
 
     /// Both sides.
@@ -223,14 +223,14 @@ impl Servers<'_> {
     ) -> [Option<Load>; 2] {
         let case = case(server, size_bytes, busy);
         let mut loads = [None, None];
-        for shim in turned(&[true, false], round) {
+        for shim in order_for_round(&[true, false], round) {
             if !self.working.contains(&(server, shim)) {
                 continue;
             }
             let load = |_| {
-                self.world.busy(0)?;
+                self.bed.busy(0)?;
                 let second = shim ^ is_swapped(round, 0);
-                let to = begin_again(self.world, self.setup, server, (shim, second))?;
+                let to = begin_again(self.bed, self.setup, server, (shim, second))?;
                 let mut clients = self.warm(to, size_bytes)?;
                 self.load(&mut clients, busy, self.setup.length, TAIL)
             };
@@ -245,19 +245,19 @@ impl Servers<'_> {
     /// does where a program lies in memory: turns share the moment, and each pair of processes has
     /// places of its own.
     fn pairs(&self, round: u32, server: Server, size_bytes: u64) -> Result<[Load; 2], BenchError> {
-        let (world, setup) = (self.world, self.setup);
+        let (bed, setup) = (self.bed, self.setup);
         let mut loads = [Load::default(), Load::default()];
-        world.busy(0)?;
+        bed.busy(0)?;
         for pair in 0..PAIRS {
-            end(world, server);
+            end(bed, server);
             let start = |shim| {
                 let second = shim ^ is_swapped(round, pair);
-                begin(world, setup, server, (shim, second))
+                begin(bed, setup, server, (shim, second))
             };
             let to = [start(false)?, start(true)?];
             let mut clients = [self.warm(to[0], size_bytes)?, self.warm(to[1], size_bytes)?];
             for turn in 0..TURNS {
-                for shim in turned(&[true, false], round + pair + turn) {
+                for shim in order_for_round(&[true, false], round + pair + turn) {
                     let side = usize::from(shim);
                     let length = setup.length / TURN_PART;
                     let load = self.load(&mut clients[side], 0, length, TURN_TAIL)?;
@@ -270,11 +270,11 @@ impl Servers<'_> {
 
     /// Clients that a new process has served for a while.
     fn warm(&self, to: SocketAddr, size_bytes: u64) -> Result<Clients, BenchError> {
-        let (world, setup) = (self.world, self.setup);
+        let (bed, setup) = (self.bed, self.setup);
         let path = format!("/{size_bytes}");
         let count = (setup.connections, size_bytes);
-        let mut clients = Clients::open(world.net(), to, &path, count)?;
-        clients.run(world.client_cpu(), setup.length / WARM_PART)?;
+        let mut clients = Clients::open(bed.net(), to, &path, count)?;
+        clients.run(bed.client_cpu(), setup.length / WARM_PART)?;
         Ok(clients)
     }
 
@@ -285,16 +285,16 @@ impl Servers<'_> {
         length: Duration,
         tail: Duration,
     ) -> Result<Load, BenchError> {
-        let (world, setup) = (self.world, self.setup);
-        let (meter, cpus) = (world.meter(), [setup.cpus.0, setup.cpus.1]);
-        let moved = world.counter(MOVED)?;
-        world.busy(busy)?;
+        let (bed, setup) = (self.bed, self.setup);
+        let (meter, cpus) = (bed.meter(), [setup.cpus.0, setup.cpus.1]);
+        let moved = bed.counter(MOVED)?;
+        bed.busy(busy)?;
         let (before, steal) = (meter.snapshot()?, steal_time::read(&cpus));
-        let answer = clients.run(world.client_cpu(), length)?;
+        let answer = clients.run(bed.client_cpu(), length)?;
         std::thread::sleep(tail);
         let (after, stolen) = (meter.snapshot()?, steal_time::read(&cpus).since(&steal));
-        world.busy(0)?;
-        let moved = world.counter(MOVED)? - moved;
+        bed.busy(0)?;
+        let moved = bed.counter(MOVED)? - moved;
         let mut sum = Sum::default();
         meter.add(&mut sum, &before, &after, answer.client_ns);
         Ok(Load { requests: answer.requests, took: answer.took, moved, stolen, sum })
@@ -384,7 +384,8 @@ mod tests {
         for round in 0..8 {
             let swapped = (0..PAIRS).filter(|pair| is_swapped(round, *pair)).count();
             assert_eq!(swapped, PAIRS as usize / 2);
-            let first = (0..TURNS).filter(|turn| turned(&[true, false], round + turn)[0]).count();
+            let first =
+                (0..TURNS).filter(|turn| order_for_round(&[true, false], round + turn)[0]).count();
             assert_eq!(first, TURNS as usize / 2);
         }
     }

@@ -26,9 +26,9 @@ const VNET_BYTES: u64 = 12;
 /// Seconds that a front end may take beyond its load.
 const GRACE_S: u64 = 15;
 
-/// World that all cases run in: CPUs, programs and files.
+/// Bed that all cases run in: CPUs, programs and files.
 #[derive(Debug)]
-pub struct World {
+pub struct Bed {
     /// CPUs of the sidecore and of the front end.
     pub cpus: (usize, usize),
     /// Path of Millrace's daemon.
@@ -52,11 +52,11 @@ pub struct Vm {
 
 /// Behaviour of one device of a VM, from some time on.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Deed {
+pub struct Action {
     /// Number of the VM.
     pub vm: usize,
     /// Network or disk.
-    pub on: On,
+    pub device: Device,
     /// Behaviour on that device.
     pub behaviour: Behaviour,
     /// From when on.
@@ -65,7 +65,7 @@ pub struct Deed {
 
 /// A device of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum On {
+pub enum Device {
     /// Frames of so many bytes from its first port to its second.
     Net(usize),
     /// Random reads of 4 KiB at this depth.
@@ -78,7 +78,7 @@ pub struct Setting {
     /// All VMs.
     pub vms: Vec<Vm>,
     /// Deeds of the VMs that do anything.
-    pub deeds: Vec<Deed>,
+    pub actions: Vec<Action>,
     /// How long.
     pub length_ms: u64,
 }
@@ -86,9 +86,9 @@ pub struct Setting {
 /// Counts and disturbances of a load.
 #[derive(Debug)]
 pub struct Load {
-    /// By the front end, in the order of the deeds.
+    /// By the front end, in the order of the actions.
     pub report: ManyReport,
-    /// Bytes that an operation of each deed is charged.
+    /// Bytes that an operation of each action is charged.
     pub op_bytes: Vec<u64>,
     /// Part of the time that the sidecore waited for its CPU.
     pub back_delay: Option<f64>,
@@ -98,7 +98,7 @@ pub struct Load {
     pub saturates: Vec<bool>,
 }
 
-impl World {
+impl Bed {
     /// Runs one load on a daemon of its own.
     pub fn run(&self, setting: &Setting) -> Result<Load, BenchError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -127,18 +127,18 @@ impl World {
             .map_err(|e| BenchError::lab("read the front end's answer", e))?;
         // What is left goes with the whole folder.
         let _ = std::fs::remove_dir_all(&folder);
-        let op_bytes = setting.deeds.iter().map(|d| d.on.op_bytes()).collect();
-        let full = |d: &Deed| d.behaviour == Behaviour::Saturate;
-        let saturates = setting.deeds.iter().map(full).collect();
+        let op_bytes = setting.actions.iter().map(|d| d.device.op_bytes()).collect();
+        let full = |d: &Action| d.behaviour == Behaviour::Saturate;
+        let saturates = setting.actions.iter().map(full).collect();
         Ok(Load { report, op_bytes, back_delay, stolen, saturates })
     }
 }
 
 impl Load {
     /// Bytes charged to a load in a range of windows.
-    pub fn charged(&self, deed: usize, windows: std::ops::Range<usize>) -> f64 {
-        let ops = self.report.loads.get(deed).and_then(|l| l.window_ops.get(windows));
-        let bytes = self.op_bytes.get(deed).copied().unwrap_or_default();
+    pub fn charged(&self, action: usize, windows: std::ops::Range<usize>) -> f64 {
+        let ops = self.report.loads.get(action).and_then(|l| l.window_ops.get(windows));
+        let bytes = self.op_bytes.get(action).copied().unwrap_or_default();
         (ops.map_or(0, |o| o.iter().sum::<u64>()) * bytes) as f64
     }
 
@@ -165,11 +165,11 @@ impl Load {
     }
 }
 
-impl On {
+impl Device {
     fn op_bytes(self) -> u64 {
         match self {
-            On::Net(frame_bytes) => frame_bytes as u64 + VNET_BYTES,
-            On::Disk(_) => 4096,
+            Device::Net(frame_bytes) => frame_bytes as u64 + VNET_BYTES,
+            Device::Disk(_) => 4096,
         }
     }
 }
@@ -210,21 +210,21 @@ fn config(setting: &Setting, folder: &Path, cpu: usize) -> String {
 
 /// The front end's plan.
 fn plan(setting: &Setting, folder: &Path) -> Plan {
-    let load = |deed: &Deed| {
-        let [a, b, disk] = sockets(folder, deed.vm);
-        let [from, to] = stations(deed.vm);
-        let device = match deed.on {
-            On::Net(frame_bytes) => DevicePlan::Net(NetPlan {
+    let load = |action: &Action| {
+        let [a, b, disk] = sockets(folder, action.vm);
+        let [from, to] = stations(action.vm);
+        let device = match action.device {
+            Device::Net(frame_bytes) => DevicePlan::Net(NetPlan {
                 from: PortPlan { socket: a, station: from },
                 to: Some(PortPlan { socket: b, station: to }),
                 frame_bytes,
             }),
-            On::Disk(depth) => {
+            Device::Disk(depth) => {
                 DevicePlan::Disk(DiskPlan { socket: disk, op: Op::Read, block_bytes: 4096, depth })
             }
         };
-        let Deed { behaviour, start_ms, .. } = *deed;
-        LoadPlan { vm: format!("v{}", deed.vm), device, behaviour, start_ms, stop_ms: None }
+        let Action { behaviour, start_ms, .. } = *action;
+        LoadPlan { vm: format!("v{}", action.vm), device, behaviour, start_ms, stop_ms: None }
     };
     Plan {
         length_ms: setting.length_ms,
@@ -232,7 +232,7 @@ fn plan(setting: &Setting, folder: &Path) -> Plan {
         latency_window_ms: LATENCY_WINDOW_MS,
         queue_size: 256,
         hugepages: false,
-        loads: setting.deeds.iter().map(load).collect(),
+        loads: setting.actions.iter().map(load).collect(),
     }
 }
 

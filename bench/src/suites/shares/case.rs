@@ -4,7 +4,7 @@ use frontend::many::plan::Behaviour;
 
 use crate::harness::stats::{Better, spread};
 
-use super::world::{Deed, LATENCY_WINDOW_MS, Load, On, Setting, Vm, WINDOW_MS};
+use super::bed::{Action, Device, LATENCY_WINDOW_MS, Load, Setting, Vm, WINDOW_MS};
 use super::{Finding, Trace};
 
 /// Before anything counts: longer than a ceiling's burst.
@@ -107,12 +107,12 @@ impl Medium {
         }
     }
 
-    fn saturated(self, vm: usize, start_ms: u64) -> Vec<Deed> {
-        let deed = |on| Deed { vm, on, behaviour: Behaviour::Saturate, start_ms };
+    fn saturated(self, vm: usize, start_ms: u64) -> Vec<Action> {
+        let action = |device| Action { vm, device, behaviour: Behaviour::Saturate, start_ms };
         match self {
-            Medium::Net => vec![deed(On::Net(FRAME_BYTES))],
-            Medium::Disk => vec![deed(On::Disk(DEPTH))],
-            Medium::Both => vec![deed(On::Net(FRAME_BYTES)), deed(On::Disk(DEPTH))],
+            Medium::Net => vec![action(Device::Net(FRAME_BYTES))],
+            Medium::Disk => vec![action(Device::Disk(DEPTH))],
+            Medium::Both => vec![action(Device::Net(FRAME_BYTES)), action(Device::Disk(DEPTH))],
         }
     }
 
@@ -180,44 +180,49 @@ impl Case {
         let length_ms = WARM_UP_MS + MEASURED_MS;
         match *self {
             Case::Weights(m) => {
-                let deeds = (0..3).flat_map(|vm| m.saturated(vm, 0)).collect();
-                vec![Setting { vms: [100, 200, 400].map(vm).to_vec(), deeds, length_ms }]
+                let actions = (0..3).flat_map(|vm| m.saturated(vm, 0)).collect();
+                vec![Setting { vms: [100, 200, 400].map(vm).to_vec(), actions, length_ms }]
             }
             Case::Newcomer(m) => {
                 let come = |vm| if vm == 2 { NEWCOMER_MS } else { 0 };
-                let deeds = (0..3).flat_map(|vm| m.saturated(vm, come(vm))).collect();
+                let actions = (0..3).flat_map(|vm| m.saturated(vm, come(vm))).collect();
                 let vms = [100, 100, 200].map(vm).to_vec();
-                vec![Setting { vms, deeds, length_ms: 2 * NEWCOMER_MS }]
+                vec![Setting { vms, actions, length_ms: 2 * NEWCOMER_MS }]
             }
             Case::Alone(m) => [1, 3]
-                .map(|n| Setting { vms: vec![vm(100); n], deeds: m.saturated(0, 0), length_ms })
+                .map(|n| Setting { vms: vec![vm(100); n], actions: m.saturated(0, 0), length_ms })
                 .to_vec(),
             Case::Attacked(m) => {
-                let attack =
-                    |on| Deed { vm: 1, on, behaviour: Behaviour::HostileSession, start_ms: 0 };
-                let attacks = [On::Net(FRAME_BYTES), On::Disk(1)].map(attack).to_vec();
+                let attack = |device| Action {
+                    vm: 1,
+                    device,
+                    behaviour: Behaviour::HostileSession,
+                    start_ms: 0,
+                };
+                let attacks = [Device::Net(FRAME_BYTES), Device::Disk(1)].map(attack).to_vec();
                 let length_ms = ATTACK_WARM_UP_MS + MEASURED_MS;
                 [Vec::new(), attacks]
                     .map(|attacks| Setting {
                         vms: vec![vm(100); 2],
-                        deeds: [m.saturated(0, 0), attacks].concat(),
+                        actions: [m.saturated(0, 0), attacks].concat(),
                         length_ms,
                     })
                     .to_vec()
             }
             Case::Victim(m, by) => {
-                let on = if m == Medium::Disk { On::Disk(1) } else { On::Net(SMALL_BYTES) };
-                let victim = Deed { vm: 0, on, behaviour: Behaviour::RoundTrip, start_ms: 0 };
+                let device =
+                    if m == Medium::Disk { Device::Disk(1) } else { Device::Net(SMALL_BYTES) };
+                let victim = Action { vm: 0, device, behaviour: Behaviour::RoundTrip, start_ms: 0 };
                 // A disk's neighbour is a disk, where there is such a thing.
-                let on = match (m, by) {
-                    (Medium::Disk, Behaviour::Saturate | Behaviour::Stall) => On::Disk(DEPTH),
-                    _ => On::Net(FRAME_BYTES),
+                let device = match (m, by) {
+                    (Medium::Disk, Behaviour::Saturate | Behaviour::Stall) => Device::Disk(DEPTH),
+                    _ => Device::Net(FRAME_BYTES),
                 };
-                let neighbour = Deed { vm: 1, on, behaviour: by, start_ms: 0 };
+                let neighbour = Action { vm: 1, device, behaviour: by, start_ms: 0 };
                 let vms = vec![vm(100); 2];
                 let length_ms = WARM_UP_MS + LATENCY_WINDOWS as u64 * LATENCY_WINDOW_MS;
                 [vec![victim.clone()], vec![victim, neighbour]]
-                    .map(|deeds| Setting { vms: vms.clone(), deeds, length_ms })
+                    .map(|actions| Setting { vms: vms.clone(), actions, length_ms })
                     .to_vec()
             }
             Case::Ceiling => {
@@ -227,15 +232,15 @@ impl Case {
                     limited("ceiling_ops_per_s = 50000\n"),
                     vm(100),
                 ];
-                let mut deeds = Medium::Net.saturated(0, 0);
-                deeds.extend(Medium::Disk.saturated(1, 0));
-                deeds.extend(Medium::Net.saturated(2, 0));
-                vec![Setting { vms, deeds, length_ms }]
+                let mut actions = Medium::Net.saturated(0, 0);
+                actions.extend(Medium::Disk.saturated(1, 0));
+                actions.extend(Medium::Net.saturated(2, 0));
+                vec![Setting { vms, actions, length_ms }]
             }
             Case::Floor => {
                 let poor = Vm { weight: 1, settings: "floor_bytes_per_s = \"200MiB\"\n" };
-                let deeds = (0..2).flat_map(|vm| Medium::Net.saturated(vm, 0)).collect();
-                vec![Setting { vms: vec![poor, vm(1000)], deeds, length_ms }]
+                let actions = (0..2).flat_map(|vm| Medium::Net.saturated(vm, 0)).collect();
+                vec![Setting { vms: vec![poor, vm(1000)], actions, length_ms }]
             }
         }
     }
@@ -323,11 +328,11 @@ fn measured_after(warm_up_ms: u64) -> std::ops::Range<usize> {
 
 /// The part of all bytes that each VM has, each with so many devices.
 fn shares(load: &Load, devices: usize, windows: std::ops::Range<usize>) -> Vec<f64> {
-    let deeds: Vec<f64> =
+    let charged: Vec<f64> =
         (0..load.op_bytes.len()).map(|d| load.charged(d, windows.clone())).collect();
-    let all: f64 = deeds.iter().sum();
+    let all: f64 = charged.iter().sum();
     let of_vm = |d: &[f64]| if all > 0.0 { d.iter().sum::<f64>() / all } else { 0.0 };
-    deeds.chunks(devices).map(of_vm).collect()
+    charged.chunks(devices).map(of_vm).collect()
 }
 
 /// How long the newcomer had to wait; the rest of the run when it never came to its share.

@@ -9,8 +9,8 @@ use crate::harness::options::{Programs, short_folder, two_cpus};
 use crate::harness::progress::Progress;
 use crate::harness::suite::{Origin, Report, Suite};
 use crate::harness::table::Section;
+use crate::suites::shares::bed::Bed;
 use crate::suites::shares::case::{self, Case};
-use crate::suites::shares::world::World;
 use crate::suites::shares::{self, Round, output, rows};
 
 #[derive(Args)]
@@ -65,8 +65,8 @@ impl Suite for SharesArgs {
         let (_guard, folder) = short_folder("shares")?;
         let (millrace, front) = setup.programs.clone();
         let next = AtomicU32::new(0);
-        let world = World { cpus: setup.cpus, millrace, front, folder, next };
-        Ok(shares::run(&world, &setup.cases, self.rounds, progress))
+        let bed = Bed { cpus: setup.cpus, millrace, front, folder, next };
+        Ok(shares::run(&bed, &setup.cases, self.rounds, progress))
     }
 
     fn report(

@@ -14,9 +14,10 @@ const RIGHT: f64 = 110.0;
 /// All panels.
 pub fn shares(traces: &[Trace]) -> String {
     let height = TOP + traces.len() as f64 * (HEAD + PANEL + GAP);
-    let mut canvas = Canvas { body: String::new() };
-    canvas.text(16.0, 26.0, "mr-text mr-title", "Shares of one sidecore over time");
-    canvas.text(16.0, 44.0, "mr-small", "last round; thin lines: what is due to each VM");
+    let mut canvas = Canvas::titled(
+        "Shares of one sidecore over time",
+        "last round; thin lines: what is due to each VM",
+    );
     for (i, trace) in traces.iter().enumerate() {
         panel(&mut canvas, trace, TOP + i as f64 * (HEAD + PANEL + GAP));
     }

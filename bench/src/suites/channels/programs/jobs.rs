@@ -101,6 +101,7 @@ fn add_program(program: Program, image: ImageBuilder) -> ImageBuilder {
             .packaged("postgresql-client-15", "/usr/lib/postgresql/15/bin/psql")
             .packaged_folder("postgresql-15", "/usr/lib/postgresql/15/lib")
             .packaged_folder("postgresql-15", "/usr/share/postgresql/15")
+            .libraries_of(&KERBEROS_LIBRARIES)
             .libraries_of(&POSTGRES_LIBRARIES),
         Program::Nfs => ["rpc.mountd", "exportfs"]
             .iter()
@@ -110,21 +111,26 @@ fn add_program(program: Program, image: ImageBuilder) -> ImageBuilder {
             .packaged("nfs-common", "/sbin/mount.nfs")
             .module("nfsd")
             .module("nfsv4")
+            .libraries_of(&KERBEROS_LIBRARIES)
             .libraries_of(&NFS_LIBRARIES),
     }
 }
 
-const POSTGRES_LIBRARIES: [&str; 20] = [
-    "libpq5",
-    "libicu72",
-    "libldap-2.5-0",
-    "libsasl2-2",
+/// Libraries of Kerberos, which servers with logins need.
+const KERBEROS_LIBRARIES: [&str; 6] = [
     "libgssapi-krb5-2",
     "libkrb5-3",
     "libk5crypto3",
     "libkrb5support0",
     "libcom-err2",
     "libkeyutils1",
+];
+
+const POSTGRES_LIBRARIES: [&str; 14] = [
+    "libpq5",
+    "libicu72",
+    "libldap-2.5-0",
+    "libsasl2-2",
     "libssl3",
     "libsystemd0",
     "libcap2",
@@ -137,7 +143,7 @@ const POSTGRES_LIBRARIES: [&str; 20] = [
     "libpam0g",
 ];
 
-const NFS_LIBRARIES: [&str; 15] = [
+const NFS_LIBRARIES: [&str; 9] = [
     "libblkid1",
     "libcap2",
     "libevent-core-2.1-7",
@@ -147,12 +153,6 @@ const NFS_LIBRARIES: [&str; 15] = [
     "libwrap0",
     "libnsl2",
     "libmount1",
-    "libgssapi-krb5-2",
-    "libkrb5-3",
-    "libk5crypto3",
-    "libkrb5support0",
-    "libcom-err2",
-    "libkeyutils1",
 ];
 
 /// How a program is started.

@@ -12,7 +12,7 @@ fn one<'a>(rows: &'a [Row], case: &str, ours: &str, peer: &str) -> &'a Row {
 
 #[test]
 fn ratios_are_the_rounds_own_and_above_one_is_better() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let row = one(&rows, "tcp_rr_64", "channel-poll", "tap-bridge");
     // The machine gets faster from round to round; the ratio stays.
     assert_eq!((row.ratio, row.ratio_min, row.ratio_max, row.rounds), (3.0, 3.0, 3.0, 3));
@@ -29,7 +29,7 @@ fn ratios_are_the_rounds_own_and_above_one_is_better() {
 
 #[test]
 fn floors_are_the_issues() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let floors: Vec<_> = rows
         .iter()
         .filter_map(|r| {
@@ -52,7 +52,7 @@ fn floors_are_the_issues() {
 
 #[test]
 fn the_best_size_is_our_own() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let row = one(&rows, "tcp_stream_best", "channel", "loopback");
     // 16 KiB carry four times as much as 4 KiB, the largest three times.
     assert_eq!((row.ours.value, row.ratio), (24_000.0, 1.0));
@@ -63,7 +63,7 @@ fn the_best_size_is_our_own() {
 fn what_the_hook_adds_is_told_in_nanoseconds() {
     let measured = measured();
     assert_eq!(hook_ns(&measured), [100.0; 3]);
-    let rows = rows(&setup(), &measured);
+    let rows = measured.rows(&setup());
     let row = one(&rows, "hook_udp_64", "hook", "no-hook");
     assert_eq!((row.ours.value, row.peer.value, row.better), (5102.0, 5002.0, Better::Lower));
     assert!(row.ratio < 1.0);
@@ -74,7 +74,7 @@ fn what_the_hook_adds_is_told_in_nanoseconds() {
 
 #[test]
 fn programs_have_throughput_and_latency() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let row = one(&rows, "redis_get_1", "channel-poll", "tap-bridge");
     assert_eq!((row.ratio, row.missed()), (3.0, false));
     let row = one(&rows, "redis_get_1_latency", "channel", "tap-bridge");
@@ -94,17 +94,17 @@ fn rounds_without_both_sides_do_not_count_and_failures_are_missing() {
     measured.fail("tcp_rr_64", "ovs-normal", "round 3: gone".into());
     measured.fail("tcp_rr_64", "switch", "round 1: slow".into());
     measured.failed[2].repeated = true;
-    let rows = rows(&setup(), &measured);
+    let rows = measured.rows(&setup());
     assert_eq!(one(&rows, "tcp_rr_64", "channel", "ovs-normal").rounds, 1);
     assert!(rows.iter().all(|r| r.peer.name != "switch"));
-    let missing = missing(&measured);
+    let missing = measured.missing(&rows);
     let told: Vec<_> = missing.iter().map(|m| (m.name.as_str(), m.why.as_str())).collect();
     assert_eq!(told, [("ovs-normal", "round 1: gone")]);
 }
 
 #[test]
 fn rows_fit_the_schema() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     assert!(rows.len() > 200, "{}", rows.len());
     let results = crate::harness::results::Results { rows, ..crate::harness::samples::results() };
     let schema: serde_json::Value =
@@ -118,7 +118,7 @@ fn rows_fit_the_schema() {
 fn rounds_with_near_and_with_far_cpus_have_rows_of_their_own() {
     let mut measured = measured();
     let find = |measured: &Measured, case: &str| {
-        let rows = rows(&setup(), measured);
+        let rows = measured.rows(&setup());
         let mut found = rows.into_iter().filter(|r| r.case == format!("udp_stream_best{case}"));
         found.find(|r| r.ours.name == "channel-poll")
     };

@@ -8,7 +8,7 @@ fn of<'a>(rows: &'a [Row], case: &str, ours: &str, peer: &str) -> &'a Row {
 
 #[test]
 fn medians_of_the_rounds_own_ratios_without_the_first() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let row = of(&rows, "insert_1k_durable", "module-batched", "guest-virtio-blk");
     assert_eq!((row.ours.value, row.peer.value, row.rounds), (2000.0, 4000.0, 2));
     assert_eq!((row.ratio, row.target, row.aim), (2.0, Some(2.0), Some(2.0)));
@@ -21,7 +21,7 @@ fn medians_of_the_rounds_own_ratios_without_the_first() {
 
 #[test]
 fn floors_are_those_of_the_issue_and_nowhere_else() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let floors = |ours| {
         let of = rows.iter().filter(move |r| r.ours.name == ours);
         of.filter_map(|r| Some((r.case.as_str(), r.target?))).collect::<Vec<_>>()
@@ -47,7 +47,7 @@ fn floors_are_those_of_the_issue_and_nowhere_else() {
 
 #[test]
 fn costs_stand_beside_and_events_are_of_one_round() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let row = |case| of(&rows, case, "module-batched", "guest-ide");
     assert_eq!((row("exits_1k_durable").ratio, row("exits_1k_durable").rounds), (4.0, 1));
     let host = row("host_cpu_128k_relaxed");
@@ -60,11 +60,11 @@ fn costs_stand_beside_and_events_are_of_one_round() {
 #[test]
 fn what_nobody_can_do_is_not_missing_and_what_failed_is() {
     let mut measured = measured();
-    let rows = rows(&setup(), &measured);
+    let rows = measured.rows(&setup());
     assert!(!rows.iter().any(|r| r.peer.name == "myisam" && r.case.contains("durable")));
-    assert!(missing(&measured, &rows).is_empty());
+    assert!(measured.missing(&rows).is_empty());
     let failure =
         crate::harness::repeat::Failure::new("insert_2k_durable", "aria", "round 1: dead".into());
     measured.failed.push(failure);
-    assert_eq!(missing(&measured, &rows).len(), 1);
+    assert_eq!(measured.missing(&rows).len(), 1);
 }

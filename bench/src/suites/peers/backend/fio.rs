@@ -18,10 +18,6 @@ impl Backend for Fio {
         true
     }
 
-    fn needs(&self) -> &'static str {
-        "fio"
-    }
-
     fn refuses(&self, case: &Case) -> Option<&'static str> {
         if case.medium() == Some(Medium::Disk) { None } else { NOT_MINE }
     }

@@ -34,12 +34,17 @@ impl Backend for Spdk {
         std::fs::write(&config, config_text(bed, case))
             .map_err(|e| BenchError::file("write", &config, e))?;
         let mut command = process::command("spdk_tgt", None);
-        command.arg("-m").arg(format!("{:#x}", 1u64 << bed.back_cpu)).arg("-S").arg(folder);
+        command.arg("-m").arg(cpu_mask(bed)).arg("-S").arg(folder);
         command.arg("-r").arg(folder.join("rpc.sock")).arg("--json").arg(&config);
         // Its huge pages need a mounted file system; a disk's data is in the front end's anyway.
         command.args(["--no-huge", "-s", "512", "--no-pci"]);
         trial.launch_disk(self.name(), &mut command)
     }
+}
+
+/// Mask of the reactor's CPU.
+fn cpu_mask(bed: &Bed) -> String {
+    format!("{:#x}", 1u64 << bed.back_cpu)
 }
 
 fn config_text(bed: &Bed, case: &Case) -> String {
@@ -53,9 +58,10 @@ fn config_text(bed: &Bed, case: &Case) -> String {
             "params": {"name": "d", "num_blocks": 1u64 << 31, "block_size": 512}
         }),
     };
+    let cpus = cpu_mask(bed);
     let port = json!({
         "method": "vhost_create_blk_controller",
-        "params": {"ctrlr": "a.sock", "dev_name": "d", "cpumask": format!("{:#x}", 1u64 << bed.back_cpu)}
+        "params": {"ctrlr": "a.sock", "dev_name": "d", "cpumask": cpus}
     });
     json!({"subsystems": [
         {"subsystem": "bdev", "config": [disk]},

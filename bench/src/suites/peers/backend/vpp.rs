@@ -16,10 +16,6 @@ impl Backend for Vpp {
         "vpp"
     }
 
-    fn needs(&self) -> &'static str {
-        "vpp"
-    }
-
     fn refuses(&self, case: &Case) -> Option<&'static str> {
         if case.is_net() { None } else { NOT_MINE }
     }

@@ -7,7 +7,7 @@ fn of<'a>(rows: &'a [Row], case: &str, peer: &str) -> &'a Row {
 
 #[test]
 fn medians_of_the_rounds_own_ratios_without_the_first() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let row = of(&rows, "file_cold_3", "sendfile");
     assert_eq!((row.ours.value, row.peer.value, row.rounds), (800.0, 200.0, 2));
     assert_eq!((row.ratio, row.target, row.aim), (4.0, Some(3.0), Some(4.0)));
@@ -19,7 +19,7 @@ fn medians_of_the_rounds_own_ratios_without_the_first() {
 
 #[test]
 fn floors_are_those_of_the_issue_and_nowhere_else() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let floors: Vec<_> = rows.iter().filter_map(|r| Some((r.case.as_str(), r.target?))).collect();
     assert_eq!(
         floors,
@@ -39,7 +39,7 @@ fn floors_are_those_of_the_issue_and_nowhere_else() {
 
 #[test]
 fn cpu_of_a_request_is_that_of_its_bytes() {
-    let rows = rows(&setup(), &measured());
+    let rows = measured().rows(&setup());
     let row = of(&rows, "nginx_64k_0", "sendfile");
     let cpu = row.host_cpu_us_per_op.unwrap();
     // 6 parts of 100 µs/MB.
@@ -62,7 +62,7 @@ fn what_failed_for_good_is_missing_once() {
         failure("file_cold_9", "pipe", false),
         failure("file_cold_8", "pipe", true),
     ];
-    let missing = missing(&measured, &rows(&setup(), &measured));
+    let missing = measured.missing(&measured.rows(&setup()));
     assert_eq!(missing.len(), 1, "{missing:?}");
     assert_eq!(
         (missing[0].case.as_str(), missing[0].why.as_str()),
