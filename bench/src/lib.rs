@@ -2,7 +2,8 @@
 //!
 //! # Theory of operation
 //! A suite ([`suites`]) is a comparison in one respect; all of them stand on [`harness`] and run as
-//! [`harness::suite`] tells.
+//! [`harness::suite`] tells. Files of a run, and the page among them, are written by
+//! [`harness::output`].
 //!
 //! A [`harness::runner::Case`] puts one load on one side at a time: ours, or the peer's.
 //! [`harness::runner::compare`] runs cases in short interleaved rounds (ours, peer, ours, peer, …),
@@ -19,6 +20,7 @@
 //! - [`suites::events`] counts what one request costs in exits, interrupts, wake-ups and system
 //!   calls, and [`suites::consolidate`] loads eight VMs a side at once; both boot a
 //!   [`harness::fleet`] of guests a side and read single threads of the host ([`harness::host`]).
+//!   What a guest's own kernel counts is read by [`harness::guest_events`].
 //! - [`suites::shares`] asks whether many VMs on one sidecore get what is due to them, and
 //!   [`suites::idle`] what ports cost that do nothing; both, as [`suites::peers`], start a
 //!   [`harness::daemon`] without VMs.
