@@ -95,15 +95,12 @@ impl Fleet {
             }
         };
         let mut fleet = Fleet { guests: Vec::new(), daemon };
-        for (i, image) in images.iter().enumerate() {
-            let guest = fleet.describe(base, name, i, image.as_deref());
-            fleet.guests.push(guest.start(base.ground.lab).map_err(|e| failed(name, e))?);
-            if (i + 1) % BOOT_AT_ONCE == 0 || i + 1 == images.len() {
-                let from = fleet.guests.len().saturating_sub(BOOT_AT_ONCE);
-                for guest in &fleet.guests[from..] {
-                    guest.wait_ready(READY).map_err(|e| failed(guest.name(), e))?;
-                }
-            }
+        let guests = images.iter().enumerate();
+        let guests = guests.map(|(i, image)| fleet.describe(base, name, i, image.as_deref()));
+        let guests: Vec<_> = guests.collect();
+        for guests in guests.chunks(BOOT_AT_ONCE) {
+            let booted = lab::boot_all(base.ground.lab, guests.to_vec(), READY);
+            fleet.guests.extend(booted.map_err(|e| failed(name, e))?);
         }
         Ok(fleet)
     }

@@ -98,24 +98,21 @@ impl Bed {
         };
         progress.step("booting two guests");
         let image = image(setup);
-        let start = |at| {
+        let describe = |at| {
             let guest = guest(&lab, setup, &image, at)
                 .net(Net::tap(tap(at)))
                 .address(format!("10.0.0.{}/24", at + 1))
                 .net(Net::vhost_user(daemon.socket(NAMES[at], "n")))
                 .address(format!("10.0.1.{}/24", at + 1));
-            let guest = match &ovs {
+            match &ovs {
                 Ok(ovs) => guest
                     .net(Net::vhost_user(&ovs.ports[at]))
                     .address(format!("10.0.2.{}/24", at + 1)),
                 Err(_) => guest,
-            };
-            guest.start(&lab).map_err(|e| BenchError::lab("boot a guest", e))
+            }
         };
-        let (client, server) = (start(0)?, start(1)?);
-        for guest in [&client, &server] {
-            guest.wait_ready(READY).map_err(|e| failed("boot", guest, e))?;
-        }
+        let booted = lab::boot(&lab, [describe(0), describe(1)], READY);
+        let [client, server] = booted.map_err(|e| BenchError::lab("boot the guests", e))?;
         let cpus = base::cpu::allowed_cpus().map_err(|e| BenchError::lab("list CPUs", e))?;
         let (cores, pair) = (cpus.len() as u32, pair(setup, &cpus));
         let (way, poll_us, _cleanup) = (Cell::new(None), setup.poll_us, cleanup);

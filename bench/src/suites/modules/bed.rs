@@ -83,9 +83,9 @@ impl Bed {
         let daemon = daemon(&lab, setup, &folder, &images, &ring)?;
         let recipe = server.add_to(image(), lab.cache());
         let recipe = recipe.map_err(|e| BenchError::lab("make MariaDB's image", e))?;
-        let guest = guest(setup, &daemon, &images, &ring).image(recipe).start(&lab);
-        let guest = guest.map_err(|e| BenchError::lab("boot a guest", e))?;
-        guest.wait_ready(BOOT).map_err(|e| BenchError::lab("boot the guest", e))?;
+        let guest = guest(setup, &daemon, &images, &ring).image(recipe);
+        let booted = lab::boot(&lab, [guest], BOOT);
+        let [guest] = booted.map_err(|e| BenchError::lab("boot the guest", e))?;
         inside(&guest, setup, &server, progress)?;
         let module = meter::module_process(daemon.pid())
             .ok_or_else(|| BenchError::lab("find the module's process", "there is none"))?;

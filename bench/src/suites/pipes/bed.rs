@@ -190,9 +190,8 @@ fn pause(guest: &Guest, stop: bool) -> Result<(), BenchError> {
 }
 
 fn start(guest: GuestBuilder, lab: &Lab) -> Result<Guest, BenchError> {
-    let guest = guest.start(lab).map_err(|e| BenchError::lab("boot a guest", e))?;
-    guest.wait_ready(BOOT).map_err(|e| BenchError::lab(format!("boot {}", guest.name()), e))?;
-    Ok(guest)
+    let booted = lab::boot(lab, [guest], BOOT);
+    booted.map(|[guest]| guest).map_err(|e| BenchError::lab("boot a guest", e))
 }
 
 /// The daemon, with the switch's uplink in the client's bridge.
