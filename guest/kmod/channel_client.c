@@ -6,11 +6,11 @@
 
 #include "channel.h"
 
-/* Longest time for messages to arrive that were sent before a client was unregistered. */
-#define LAST_MS 5000
+/* Time limit for messages that peers sent before they saw that a client is unregistered. */
+#define DRAIN_TIMEOUT_MS 5000
 
 static const struct mr_client __rcu *clients[MR_MAX_CLIENT + 1];
-static u32 taking; /* bits of clients that take messages */
+static u32 client_mask; /* bits of clients that take messages */
 
 /* Caller holds the lock. */
 static const struct mr_client *client_at(unsigned int id)
@@ -18,16 +18,16 @@ static const struct mr_client *client_at(unsigned int id)
 	return rcu_dereference_protected(clients[id], lockdep_is_held(&mr_lock));
 }
 
-u32 mr_clients_taking(void)
+u32 mr_clients_mask(void)
 {
-	return taking;
+	return client_mask;
 }
 
-static void set_taking(u32 mask)
+static void set_client_mask(u32 mask)
 {
-	taking = mask;
+	client_mask = mask;
 	if (mr_channel)
-		mr_links_clients_changed(mr_channel);
+		mr_links_publish_clients(mr_channel);
 }
 
 int mr_client_register(const struct mr_client *client)
@@ -42,39 +42,39 @@ int mr_client_register(const struct mr_client *client)
 	} else {
 		rcu_assign_pointer(clients[client->id], client);
 		client->table_changed();
-		set_taking(taking | BIT(client->id));
+		set_client_mask(client_mask | BIT(client->id));
 	}
 	mutex_unlock(&mr_lock);
 	return err;
 }
 EXPORT_SYMBOL_GPL(mr_client_register);
 
-/* Waits until all messages are received that peers had sent when they heard of the change. */
-static void take_the_last(void)
+/* Waits until all messages are received that peers sent before they saw the new client mask. */
+static void drain_messages(void)
 {
-	unsigned long until = jiffies + msecs_to_jiffies(LAST_MS);
-	unsigned int seen = 0;
-	bool taken;
+	unsigned long deadline = jiffies + msecs_to_jiffies(DRAIN_TIMEOUT_MS);
+	unsigned int drained_checks = 0;
+	bool is_drained;
 
 	/* Twice: a sender may be between its check and its send. */
-	while (seen < 2 && time_before(jiffies, until)) {
+	while (drained_checks < 2 && time_before(jiffies, deadline)) {
 		schedule_timeout_idle(1);
 		mutex_lock(&mr_lock);
-		taken = !mr_channel || mr_links_all_taken(mr_channel);
+		is_drained = !mr_channel || mr_links_are_drained(mr_channel);
 		mutex_unlock(&mr_lock);
-		seen = taken ? seen + 1 : 0;
+		drained_checks = is_drained ? drained_checks + 1 : 0;
 	}
 }
 
 void mr_client_unregister(const struct mr_client *client)
 {
 	mutex_lock(&mr_lock);
-	set_taking(taking & ~BIT(client->id));
+	set_client_mask(client_mask & ~BIT(client->id));
 	mutex_unlock(&mr_lock);
-	take_the_last();
+	drain_messages();
 	mutex_lock(&mr_lock);
 	RCU_INIT_POINTER(clients[client->id], NULL);
-	/* Links forget that the client was told: the next one of its number is told anew. */
+	/* Clears the client's bit in up_clients: the next client of its number gets ->peer_up(). */
 	if (mr_channel)
 		mr_links_update(mr_channel);
 	mutex_unlock(&mr_lock);
@@ -118,26 +118,27 @@ void mr_clients_writable(struct mr_peer *peer, unsigned int queue, u32 waiting)
 }
 
 /*
- * Tells the clients in @want whether the peer takes their messages. Returns the bits of those that
- * know that it does. Caller holds the lock, so that no client is unregistered meanwhile.
+ * Calls ->peer_up() and ->peer_down() of clients whose messages the peer takes (@mask) from now on,
+ * or no longer. Returns the bits of those for which it is up. Caller holds the lock, so that no
+ * client is unregistered meanwhile.
  */
-u32 mr_clients_peer(struct mr_peer *peer, u32 want)
+u32 mr_clients_update_peer(struct mr_peer *peer, u32 mask)
 {
-	u32 told = 0;
+	u32 up_mask = 0;
 	unsigned int i;
 
 	for (i = 0; i <= MR_MAX_CLIENT; i++) {
 		const struct mr_client *client = client_at(i);
-		bool up = client && want & BIT(i), was = peer->told_up & BIT(i);
+		bool is_up = client && mask & BIT(i), was_up = peer->up_clients & BIT(i);
 
-		if (up)
-			told |= BIT(i);
-		if (up && !was)
+		if (is_up)
+			up_mask |= BIT(i);
+		if (is_up && !was_up)
 			client->peer_up(peer);
-		else if (client && !up && was)
+		else if (client && !is_up && was_up)
 			client->peer_down(peer);
 	}
-	return told;
+	return up_mask;
 }
 
 void mr_clients_table_changed(void)

@@ -7,7 +7,7 @@
 
 #include "channel.h"
 
-static struct dentry *folder;
+static struct dentry *debugfs_dir;
 
 static const char *state_name(u32 state)
 {
@@ -26,25 +26,25 @@ static void show_queue(struct seq_file *m, struct mr_queue *q)
 	seq_printf(m, " received %llu received_bytes %llu borrowed %llu busy_pages %llu",
 		   s->received, s->received_bytes, s->borrowed, s->busy_pages);
 	seq_printf(m, " full %llu kicks %llu no_client %llu lent %u\n", s->full, s->kicks,
-		   s->no_client, mr_queue_lent(q));
+		   s->no_client, mr_queue_count_lent(q));
 }
 
 /* Positions of the indices, for debugging a lost message. */
 static void show_indices(struct seq_file *m, struct mr_queue *q)
 {
-	const struct mr_queue_state *mine = q->mine, *theirs = q->theirs;
+	const struct mr_queue_state *own_state = q->own_state, *peer_state = q->peer_state;
 
-	if (!theirs)
+	if (!peer_state)
 		return;
 	seq_printf(m, "index %u peer %u produced %u taken_event %u taken %u", q->index, q->peer->id,
-		   mr_read32(&mine->produced), mr_read32(&mine->taken_event),
-		   mr_read32(&mine->taken));
+		   mr_read32(&own_state->produced), mr_read32(&own_state->taken_event),
+		   mr_read32(&own_state->taken));
 	seq_printf(m, " produced_event %u done %u their_produced %u their_taken_event %u",
-		   mr_read32(&mine->produced_event), mr_read32(&mine->done),
-		   mr_read32(&theirs->produced), mr_read32(&theirs->taken_event));
+		   mr_read32(&own_state->produced_event), mr_read32(&own_state->done),
+		   mr_read32(&peer_state->produced), mr_read32(&peer_state->taken_event));
 	seq_printf(m, " their_taken %u their_produced_event %u their_done %u\n",
-		   mr_read32(&theirs->taken), mr_read32(&theirs->produced_event),
-		   mr_read32(&theirs->done));
+		   mr_read32(&peer_state->taken), mr_read32(&peer_state->produced_event),
+		   mr_read32(&peer_state->done));
 }
 
 static void show_peer(struct seq_file *m, struct mr_peer *peer)
@@ -64,14 +64,14 @@ static void show_peer(struct seq_file *m, struct mr_peer *peer)
 /* Pages of the plugged memory that have users, counted one by one. */
 static unsigned long pages_in_use(const struct mr_memory *memory)
 {
-	unsigned long i, used = 0;
+	unsigned long i, count = 0;
 
 	for (i = 0; memory->mapped && i < memory->len >> PAGE_SHIFT; i++) {
 		struct page *page = virt_to_page(memory->base + (i << PAGE_SHIFT));
 
-		used += page_count(page) != 1 || page->zone_device_data;
+		count += page_count(page) != 1 || page->zone_device_data;
 	}
-	return used;
+	return count;
 }
 
 static void show_vector(struct seq_file *m, const struct mr_vector *v)
@@ -116,11 +116,11 @@ DEFINE_SHOW_ATTRIBUTE(channel);
 
 void mr_debugfs_init(void)
 {
-	folder = debugfs_create_dir("millrace", NULL);
-	debugfs_create_file("channel", 0400, folder, NULL, &channel_fops);
+	debugfs_dir = debugfs_create_dir("millrace", NULL);
+	debugfs_create_file("channel", 0400, debugfs_dir, NULL, &channel_fops);
 }
 
 void mr_debugfs_exit(void)
 {
-	debugfs_remove_recursive(folder);
+	debugfs_remove_recursive(debugfs_dir);
 }

@@ -31,8 +31,8 @@ static void peer_release(struct kref *ref)
 	struct mr_peer *peer = container_of(ref, struct mr_peer, ref);
 
 	mr_queues_free(peer);
-	if (peer->link)
-		free_page((unsigned long)peer->link);
+	if (peer->own_link)
+		free_page((unsigned long)peer->own_link);
 	kfree_rcu(peer, rcu);
 }
 
@@ -48,8 +48,10 @@ void mr_peer_put(struct mr_peer *peer)
 }
 EXPORT_SYMBOL_GPL(mr_peer_put);
 
-/* Ends the link of a peer that broke the protocol. Any context. A new link needs a new
- * generation. */
+/*
+ * Ends the link of a peer that broke the protocol. A new link needs a new generation of the peer.
+ * Any context.
+ */
 void mr_peer_break(struct mr_peer *peer, const char *why, u64 value)
 {
 	atomic64_inc(&peer->refused);
@@ -71,11 +73,11 @@ static void ring_control(struct mr_peer *peer)
 static void set_state(struct mr_peer *peer, u32 state)
 {
 	WRITE_ONCE(peer->state, state);
-	mr_publish32(&peer->link->state, state);
+	mr_publish32(&peer->own_link->state, state);
 	ring_control(peer);
 }
 
-static struct mr_memory *memory_in_slot(u32 slot)
+static struct mr_memory *find_memory(u32 slot)
 {
 	struct mr_memory *memory;
 
@@ -86,10 +88,10 @@ static struct mr_memory *memory_in_slot(u32 slot)
 	return NULL;
 }
 
-/* Finds the peer's directory in its memory. -EAGAIN: it does not match the table (yet). */
+/* Finds the peer's directory in its memory. -EAGAIN: it does not match the table, perhaps yet. */
 static int find_directory(struct mr_peer *peer, u64 dir_off)
 {
-	const struct mr_dir *dir = mr_peer_at(peer, dir_off, MR_PAGE_LEN, MR_PAGE_LEN);
+	const struct mr_dir *dir = mr_peer_address(peer, dir_off, MR_PAGE_LEN, MR_PAGE_LEN);
 
 	BUILD_BUG_ON(sizeof(struct mr_dir) > MR_PAGE_LEN);
 	if (!dir)
@@ -99,7 +101,7 @@ static int find_directory(struct mr_peer *peer, u64 dir_off)
 	    mr_read32(&dir->member_id) != peer->id ||
 	    mr_read64(&dir->generation) != peer->generation)
 		return -EAGAIN;
-	peer->their_dir = dir;
+	peer->dir = dir;
 	return 0;
 }
 
@@ -111,17 +113,17 @@ static int fill_link(struct mr_peer *peer)
 	u64 off;
 	int err;
 
-	peer->link = mr_alloc_shared(ch, 0, &off);
-	if (!peer->link)
+	peer->own_link = mr_alloc_shared(ch, 0, &off);
+	if (!peer->own_link)
 		return -ENOMEM;
-	link = peer->link;
+	link = peer->own_link;
 	link->version = cpu_to_le32(MR_VERSION);
 	link->from_id = cpu_to_le32(ch->id);
 	link->to_id = cpu_to_le32(peer->id);
 	link->from_generation = cpu_to_le64(ch->generation);
 	link->to_generation = cpu_to_le64(peer->generation);
 	link->queues = cpu_to_le32(peer->queues);
-	link->clients = cpu_to_le32(mr_clients_taking());
+	link->clients = cpu_to_le32(mr_clients_mask());
 	err = mr_queues_alloc(peer);
 	if (err)
 		return err;
@@ -150,7 +152,7 @@ static struct mr_peer *peer_create(struct mr_channel *ch, u32 index, const struc
 	peer->id = le32_to_cpu(m->id);
 	peer->generation = le64_to_cpu(m->generation);
 	peer->queues = ch->queues;
-	peer->heard = jiffies;
+	peer->heartbeat_jiffies = jiffies;
 	strscpy(peer->name, m->name, sizeof(peer->name));
 	err = mr_memory_map(memory, peer);
 	if (err) {
@@ -182,7 +184,7 @@ static void note_failure(struct mr_retry *retry)
 		retry->beats = 1 << (retry->failures - FREE_FAILURES);
 }
 
-static void retries_beat(struct mr_channel *ch, u64 beat)
+static void age_retries(struct mr_channel *ch, u64 beat)
 {
 	u32 i;
 
@@ -202,7 +204,7 @@ static void peer_destroy(struct mr_peer *peer)
 	u32 i;
 
 	if (peer->broken) {
-		ch->broken[peer->index] = peer->generation;
+		ch->broken_generations[peer->index] = peer->generation;
 		note_failure(&ch->retry[peer->index]);
 	}
 	mr_publish64(&ch->dir->links[peer->index].link_off, 0);
@@ -211,7 +213,7 @@ static void peer_destroy(struct mr_peer *peer)
 	synchronize_net();
 	for (i = 0; i < peer->queues; i++) {
 		spin_lock_bh(&peer->queue[i].lock);
-		peer->queue[i].theirs = NULL;
+		peer->queue[i].peer_state = NULL;
 		spin_unlock_bh(&peer->queue[i].lock);
 	}
 	mr_memory_unmap(peer->memory);
@@ -219,7 +221,7 @@ static void peer_destroy(struct mr_peer *peer)
 	mr_peer_put(peer);
 }
 
-static bool is_right_link(const struct mr_peer *peer, const struct mr_link *link)
+static bool is_valid_link(const struct mr_peer *peer, const struct mr_link *link)
 {
 	return le64_to_cpu(link->magic) == MR_LINK_MAGIC &&
 	       le32_to_cpu(link->version) == MR_VERSION &&
@@ -230,20 +232,20 @@ static bool is_right_link(const struct mr_peer *peer, const struct mr_link *link
 }
 
 /* Returns the peer's offer to us. NULL: none. */
-static const struct mr_link *their_offer(struct mr_peer *peer)
+static const struct mr_link *find_offer(struct mr_peer *peer)
 {
-	const struct mr_dir_entry *entry = &peer->their_dir->links[peer->ch->own_index];
+	const struct mr_dir_entry *entry = &peer->dir->links[peer->ch->own_index];
 	u64 off = mr_observe64(&entry->link_off);
 
 	if (!off || mr_read32(&entry->peer_id) != peer->ch->id ||
 	    mr_read64(&entry->peer_generation) != peer->ch->generation)
 		return NULL;
-	return mr_peer_at(peer, off, MR_PAGE_LEN, MR_PAGE_LEN);
+	return mr_peer_address(peer, off, MR_PAGE_LEN, MR_PAGE_LEN);
 }
 
 static void try_attach(struct mr_peer *peer)
 {
-	const struct mr_link *offer = their_offer(peer);
+	const struct mr_link *offer = find_offer(peer);
 	struct mr_link *copy;
 	int err;
 
@@ -252,12 +254,12 @@ static void try_attach(struct mr_peer *peer)
 	copy = kmemdup(offer, sizeof(*copy), GFP_KERNEL);
 	if (!copy)
 		return;
-	if (is_right_link(peer, copy)) {
+	if (is_valid_link(peer, copy)) {
 		err = mr_queues_attach(peer, copy);
 		if (err) {
 			mr_peer_break(peer, "offers a link that is wrong", -err);
 		} else {
-			peer->their_link = offer;
+			peer->peer_link = offer;
 			/* Pairs with is_attached() of the receiver. */
 			smp_store_release(&peer->attached, true);
 			set_state(peer, MR_LINK_UP);
@@ -266,16 +268,18 @@ static void try_attach(struct mr_peer *peer)
 	kfree(copy);
 }
 
-/* State of the peer's side. A closed peer takes its link out of the directory before it reuses
- * the page. */
-static u32 their_state(struct mr_peer *peer)
+/*
+ * Reads the state of the peer's side of the link. A closed peer takes its link out of the directory
+ * before it reuses the page.
+ */
+static u32 read_link_state(struct mr_peer *peer)
 {
 	u32 state;
 
-	if (peer->dead || !peer->their_link)
+	if (peer->dead || !peer->peer_link)
 		return peer->dead ? MR_LINK_CLOSED : MR_LINK_NONE;
-	state = mr_observe32(&peer->their_link->state);
-	return their_offer(peer) == peer->their_link ? state : MR_LINK_CLOSED;
+	state = mr_observe32(&peer->peer_link->state);
+	return find_offer(peer) == peer->peer_link ? state : MR_LINK_CLOSED;
 }
 
 static void set_open(struct mr_peer *peer, bool open)
@@ -283,12 +287,14 @@ static void set_open(struct mr_peer *peer, bool open)
 	if (open != peer->open)
 		pr_info("%s: %s\n", peer->name, open ? "up" : "down");
 	WRITE_ONCE(peer->open, open);
-	peer->told_up = mr_clients_peer(peer, open ? mr_read32(&peer->their_link->clients) : 0);
+	peer->up_clients =
+		mr_clients_update_peer(peer, open ? mr_read32(&peer->peer_link->clients) : 0);
 }
 
 static bool is_silent(const struct mr_peer *peer)
 {
-	return time_after(jiffies, peer->heard + msecs_to_jiffies(peer->ch->dead_after_ms));
+	return time_after(jiffies,
+			  peer->heartbeat_jiffies + msecs_to_jiffies(peer->ch->dead_after_ms));
 }
 
 /* Whether all messages that either side sent have arrived. */
@@ -296,31 +302,31 @@ static bool rings_are_empty(struct mr_peer *peer)
 {
 	if (!peer->attached || peer->broken)
 		return true;
-	return mr_queues_all_taken(peer) &&
+	return mr_queues_are_drained(peer) &&
 	       (peer->dead || is_silent(peer) || mr_peer_is_idle(peer));
 }
 
 static void drain(struct mr_peer *peer)
 {
 	bool empty;
-	u32 theirs;
+	u32 peer_link_state;
 
 	/* The peer may have seen our offer before we looked at its own. */
-	if (!peer->their_link)
-		peer->their_link = their_offer(peer);
-	theirs = their_state(peer);
+	if (!peer->peer_link)
+		peer->peer_link = find_offer(peer);
+	peer_link_state = read_link_state(peer);
 	empty = rings_are_empty(peer);
 	/* There may be no doorbell for the last entries. */
 	if (!empty)
 		mr_vectors_kick(peer->ch);
 	if (READ_ONCE(peer->borrowed))
 		mr_pages_flush(peer->ch);
-	if (peer->their_link && !peer->broken && theirs != MR_LINK_DRAINING &&
-	    theirs != MR_LINK_CLOSED)
+	if (peer->peer_link && !peer->broken && peer_link_state != MR_LINK_DRAINING &&
+	    peer_link_state != MR_LINK_CLOSED)
 		return;
-	if (!empty || mr_queues_lent(peer) || READ_ONCE(peer->borrowed))
+	if (!empty || mr_queues_reclaim(peer) || READ_ONCE(peer->borrowed))
 		return;
-	/* The peer may reuse its rings once it is told: receivers no longer read them. */
+	/* The peer may reuse its rings once it sees this state: receivers no longer read them. */
 	WRITE_ONCE(peer->state, MR_LINK_CLOSED);
 	synchronize_net();
 	/* A receiver that was running has borrowed meanwhile. */
@@ -334,13 +340,13 @@ static void drain(struct mr_peer *peer)
 /* Whether the table has the peer unchanged since the link was made. */
 static bool is_wanted(struct mr_peer *peer, const struct mr_member *m)
 {
-	bool same = le32_to_cpu(m->id) == peer->id &&
+	bool is_same = le32_to_cpu(m->id) == peer->id &&
 		    le64_to_cpu(m->generation) == peer->generation;
 	u32 state = le32_to_cpu(m->state);
 
-	if (!same || state == MR_MEMBER_DEAD || state == MR_MEMBER_NONE)
+	if (!is_same || state == MR_MEMBER_DEAD || state == MR_MEMBER_NONE)
 		peer->dead = true;
-	return same && state == MR_MEMBER_ACTIVE && !peer->ch->leaving && !peer->broken;
+	return is_same && state == MR_MEMBER_ACTIVE && !peer->ch->leaving && !peer->broken;
 }
 
 static void peer_step(struct mr_peer *peer, const struct mr_member *m)
@@ -350,11 +356,11 @@ static void peer_step(struct mr_peer *peer, const struct mr_member *m)
 	if (peer->state == MR_LINK_OPENING && wanted)
 		try_attach(peer);
 	if (peer->state == MR_LINK_UP) {
-		u32 theirs = their_state(peer);
+		u32 peer_link_state = read_link_state(peer);
 
-		if (theirs == MR_LINK_DRAINING || theirs == MR_LINK_CLOSED)
+		if (peer_link_state == MR_LINK_DRAINING || peer_link_state == MR_LINK_CLOSED)
 			wanted = false;
-		set_open(peer, wanted && theirs == MR_LINK_UP && !is_silent(peer));
+		set_open(peer, wanted && peer_link_state == MR_LINK_UP && !is_silent(peer));
 	}
 	if (!wanted && (peer->state == MR_LINK_OPENING || peer->state == MR_LINK_UP)) {
 		set_open(peer, false);
@@ -365,7 +371,7 @@ static void peer_step(struct mr_peer *peer, const struct mr_member *m)
 		drain(peer);
 	/* The peer may still read our side until it has closed, too. */
 	if (peer->state == MR_LINK_CLOSED &&
-	    (!peer->their_link || peer->broken || their_state(peer) == MR_LINK_CLOSED))
+	    (!peer->peer_link || peer->broken || read_link_state(peer) == MR_LINK_CLOSED))
 		peer_destroy(peer);
 }
 
@@ -375,13 +381,13 @@ static bool is_linkable(struct mr_channel *ch, u32 index)
 
 	return !ch->leaving && index != ch->own_index && le32_to_cpu(m->id) != ch->id &&
 	       le32_to_cpu(m->id) <= 65535 && le32_to_cpu(m->state) == MR_MEMBER_ACTIVE &&
-	       m->slot && le64_to_cpu(m->generation) != ch->broken[index];
+	       m->slot && le64_to_cpu(m->generation) != ch->broken_generations[index];
 }
 
 static void peer_try_create(struct mr_channel *ch, u32 index)
 {
 	const struct mr_member *m = &ch->table[index];
-	struct mr_memory *memory = memory_in_slot(le32_to_cpu(m->slot));
+	struct mr_memory *memory = find_memory(le32_to_cpu(m->slot));
 	struct mr_peer *peer;
 
 	if (!memory || memory->mapped || ch->retry[index].beats)
@@ -408,16 +414,17 @@ void mr_links_update(struct mr_channel *ch)
 }
 
 /*
- * Checks heartbeats; returns slots that were released while nothing is sent, and pages that wait
- * for a CPU; receives messages without a doorbell. Under KVM there are none; QEMU's emulation drops
- * memory barriers when a guest cannot have a second CPU, and then a doorbell can be missed.
+ * Does what each heartbeat needs: checks the peers' heartbeats; takes back slots that were released
+ * while nothing is sent; frees pages that wait for a CPU; receives messages whose doorbell is
+ * missing. Under KVM none is missing; QEMU's emulation drops memory barriers when a guest cannot
+ * have a second CPU, and then a doorbell can be missed.
  */
 void mr_links_beat(struct mr_channel *ch)
 {
-	bool forgotten = false, borrowed = false;
+	bool has_entries = false, has_borrowed = false;
 	u32 i;
 
-	retries_beat(ch, le64_to_cpu(ch->dir->heartbeat));
+	age_retries(ch, le64_to_cpu(ch->dir->heartbeat));
 
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		struct mr_peer *peer = peer_at(ch, i);
@@ -425,24 +432,24 @@ void mr_links_beat(struct mr_channel *ch)
 
 		if (!peer)
 			continue;
-		beat = mr_read64(&peer->their_dir->heartbeat);
-		if (beat != peer->their_heartbeat) {
-			peer->their_heartbeat = beat;
-			peer->heard = jiffies;
+		beat = mr_read64(&peer->dir->heartbeat);
+		if (beat != peer->heartbeat) {
+			peer->heartbeat = beat;
+			peer->heartbeat_jiffies = jiffies;
 		}
 		if (peer->state == MR_LINK_CLOSED)
 			continue;
-		mr_queues_lent(peer);
-		forgotten |= !mr_queues_all_taken(peer);
-		borrowed |= READ_ONCE(peer->borrowed) != 0;
+		mr_queues_reclaim(peer);
+		has_entries |= !mr_queues_are_drained(peer);
+		has_borrowed |= READ_ONCE(peer->borrowed) != 0;
 	}
-	if (forgotten)
+	if (has_entries)
 		mr_vectors_kick(ch);
-	if (borrowed)
+	if (has_borrowed)
 		mr_pages_flush(ch);
 }
 
-bool mr_links_closed(struct mr_channel *ch)
+bool mr_links_are_closed(struct mr_channel *ch)
 {
 	u32 i;
 
@@ -453,8 +460,8 @@ bool mr_links_closed(struct mr_channel *ch)
 	return true;
 }
 
-/* Tells all peers which clients take messages here, and clients which peers take theirs. */
-void mr_links_clients_changed(struct mr_channel *ch)
+/* Publishes which clients take messages here, and tells clients which peers take their messages. */
+void mr_links_publish_clients(struct mr_channel *ch)
 {
 	u32 i;
 
@@ -463,13 +470,13 @@ void mr_links_clients_changed(struct mr_channel *ch)
 
 		if (!peer)
 			continue;
-		WRITE_ONCE(peer->link->clients, cpu_to_le32(mr_clients_taking()));
+		WRITE_ONCE(peer->own_link->clients, cpu_to_le32(mr_clients_mask()));
 		ring_control(peer);
 	}
 	mr_links_update(ch);
 }
 
-bool mr_links_all_taken(struct mr_channel *ch)
+bool mr_links_are_drained(struct mr_channel *ch)
 {
 	u32 i;
 
@@ -477,7 +484,7 @@ bool mr_links_all_taken(struct mr_channel *ch)
 		struct mr_peer *peer = peer_at(ch, i);
 
 		if (peer && !peer->broken && peer->state != MR_LINK_CLOSED &&
-		    !mr_queues_all_taken(peer))
+		    !mr_queues_are_drained(peer))
 			return false;
 	}
 	return true;

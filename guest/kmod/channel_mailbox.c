@@ -10,20 +10,20 @@
 /* A table that is being written is complete within microseconds. */
 #define MAX_TRIES 1000
 
-static struct mr_host *host(const struct mr_channel *ch)
+static struct mr_host *host_half(const struct mr_channel *ch)
 {
 	return (struct mr_host *)ch->mailbox;
 }
 
-static struct mr_guest *guest(const struct mr_channel *ch)
+static struct mr_guest *guest_half(const struct mr_channel *ch)
 {
 	return (struct mr_guest *)(ch->mailbox + MR_GUEST_OFF);
 }
 
-/* Reads the constant fields. -ENODEV: the device is another use of ivshmem. */
+/* Reads the constant fields of the mailbox. -ENODEV: the device is another use of ivshmem. */
 int mr_mailbox_open(struct mr_channel *ch)
 {
-	const struct mr_host *h = host(ch);
+	const struct mr_host *h = host_half(ch);
 	u32 version;
 
 	BUILD_BUG_ON(sizeof(struct mr_host) > MR_TABLE_OFF);
@@ -55,9 +55,9 @@ int mr_mailbox_open(struct mr_channel *ch)
 }
 
 /* Copies a consistent snapshot of the host's half. */
-static bool copy_half(struct mr_channel *ch)
+static bool copy_host_half(struct mr_channel *ch)
 {
-	const struct mr_host *h = host(ch);
+	const struct mr_host *h = host_half(ch);
 	unsigned int i;
 
 	for (i = 0; i < MAX_TRIES; i++) {
@@ -67,7 +67,7 @@ static bool copy_half(struct mr_channel *ch)
 			cpu_relax();
 			continue;
 		}
-		memcpy(ch->half, ch->mailbox, sizeof(ch->half));
+		memcpy(ch->host_half, ch->mailbox, sizeof(ch->host_half));
 		/* Orders the copy before the second read of the number. */
 		virt_rmb();
 		if (mr_read32(&h->table_seq) == seq)
@@ -76,17 +76,19 @@ static bool copy_half(struct mr_channel *ch)
 	return false;
 }
 
-/* Takes over members and excluded flows. False: being written just now; the host rings
- * afterwards. */
+/*
+ * Copies members and excluded flows from the mailbox. False: the host is writing them, and rings
+ * afterwards.
+ */
 bool mr_mailbox_read_table(struct mr_channel *ch)
 {
-	const struct mr_host *h = (const struct mr_host *)ch->half;
+	const struct mr_host *h = (const struct mr_host *)ch->host_half;
 	unsigned int i;
 
-	if (!copy_half(ch))
+	if (!copy_host_half(ch))
 		return false;
-	memcpy(ch->table, ch->half + MR_TABLE_OFF, sizeof(ch->table));
-	memcpy(ch->excludes, ch->half + MR_EXCLUDE_OFF, sizeof(ch->excludes));
+	memcpy(ch->table, ch->host_half + MR_TABLE_OFF, sizeof(ch->table));
+	memcpy(ch->excludes, ch->host_half + MR_EXCLUDE_OFF, sizeof(ch->excludes));
 	ch->excludes_seq = le32_to_cpu(h->excludes_seq);
 	ch->excludes_len = min_t(u32, le32_to_cpu(h->excludes_len), MR_MAX_EXCLUDES);
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
@@ -110,7 +112,7 @@ static void report_link(const struct mr_peer *peer, struct mr_link_status *statu
 		received += stats->received;
 		sent_bytes += stats->sent_bytes;
 		referred_bytes += stats->referred_bytes;
-		lent += mr_queue_lent(&peer->queue[i]);
+		lent += mr_queue_count_lent(&peer->queue[i]);
 	}
 	status->peer_id = cpu_to_le32(peer->id);
 	status->borrowed = cpu_to_le32(READ_ONCE(peer->borrowed));
@@ -124,11 +126,11 @@ static void report_link(const struct mr_peer *peer, struct mr_link_status *statu
 	mr_publish32(&status->state, peer->state);
 }
 
-/* Writes our state, and rings the host when it has changed. */
+/* Writes this guest's state to the mailbox, and rings the host when it has changed. */
 void mr_mailbox_report(struct mr_channel *ch, u32 state)
 {
-	struct mr_guest *g = guest(ch);
-	bool news = le32_to_cpu(g->state) != state;
+	struct mr_guest *g = guest_half(ch);
+	bool has_changed = le32_to_cpu(g->state) != state;
 	u64 off = 0;
 	unsigned int i;
 
@@ -141,18 +143,18 @@ void mr_mailbox_report(struct mr_channel *ch, u32 state)
 			report_link(peer, &g->links[i]);
 		else
 			WRITE_ONCE(g->links[i].state, cpu_to_le32(MR_LINK_NONE));
-		news |= le32_to_cpu(g->links[i].state) != old;
+		has_changed |= le32_to_cpu(g->links[i].state) != old;
 	}
 	g->version = cpu_to_le32(MR_VERSION);
 	g->generation = cpu_to_le64(ch->generation);
 	mr_own_offset(ch, virt_to_phys(ch->dir), MR_PAGE_LEN, &off);
 	g->dir_off = cpu_to_le64(off);
 	WRITE_ONCE(g->heartbeat, ch->dir->heartbeat);
-	news |= le32_to_cpu(g->excludes_seq) != ch->excludes_held;
-	WRITE_ONCE(g->excludes_seq, cpu_to_le32(ch->excludes_held));
+	has_changed |= le32_to_cpu(g->excludes_seq) != ch->held_excludes_seq;
+	WRITE_ONCE(g->excludes_seq, cpu_to_le32(ch->held_excludes_seq));
 	mr_publish32(&g->state, state);
 	mr_publish64(&g->magic, MR_GUEST_MAGIC);
-	if (news)
+	if (has_changed)
 		mr_mailbox_ring_host(ch);
 }
 
@@ -212,6 +214,6 @@ void mr_excludes_hold(u32 seq)
 {
 	lockdep_assert_held(&mr_lock);
 	if (mr_channel)
-		mr_channel->excludes_held = seq;
+		mr_channel->held_excludes_seq = seq;
 }
 EXPORT_SYMBOL_GPL(mr_excludes_hold);

@@ -39,11 +39,11 @@ static u32 guest_state(struct mr_channel *ch)
 {
 	if (!ch->leaving)
 		return MR_GUEST_ACTIVE;
-	return mr_links_closed(ch) ? MR_GUEST_LEFT : MR_GUEST_LEAVING;
+	return mr_links_are_closed(ch) ? MR_GUEST_LEFT : MR_GUEST_LEAVING;
 }
 
-/* Follows the host, which may tell us to leave, and may take it back. */
-static void obey(struct mr_channel *ch)
+/* Updates `leaving` from the table: the host may ask us to leave, and may withdraw that. */
+static void update_leaving(struct mr_channel *ch)
 {
 	u32 state = le32_to_cpu(ch->table[ch->own_index].state);
 
@@ -53,7 +53,7 @@ static void obey(struct mr_channel *ch)
 static void control(struct mr_channel *ch)
 {
 	if (mr_mailbox_read_table(ch)) {
-		obey(ch);
+		update_leaving(ch);
 		mr_clients_table_changed();
 	}
 	mr_links_update(ch);
@@ -175,8 +175,8 @@ static int doorbell_probe(struct pci_dev *pdev)
 }
 
 /*
- * Leaves. Usually the host has asked for it before, and no work is left. Else this waits until
- * peers have taken all messages and given pages back, which may take long.
+ * Leaves the channel. Usually the host has asked for it before, and no work is left. Else this
+ * waits until peers have taken all messages and given pages back, which may take long.
  */
 static void doorbell_remove(struct mr_channel *ch)
 {
@@ -188,7 +188,7 @@ static void doorbell_remove(struct mr_channel *ch)
 	for (;;) {
 		mr_links_beat(ch);
 		mr_links_update(ch);
-		closed = mr_links_closed(ch);
+		closed = mr_links_are_closed(ch);
 		mr_mailbox_report(ch, guest_state(ch));
 		mutex_unlock(&mr_lock);
 		if (closed)
@@ -208,8 +208,8 @@ static void doorbell_remove(struct mr_channel *ch)
 	channel_free(ch);
 }
 
-/* Number of the physical slot, as the host knows it: that of the root port above. */
-static u32 slot_of(struct pci_dev *pdev)
+/* Number of the physical slot, as the host knows it: the slot of the root port above. */
+static u32 read_slot_number(struct pci_dev *pdev)
 {
 	struct pci_dev *port = pci_upstream_bridge(pdev);
 	u32 cap = 0;
@@ -226,7 +226,7 @@ static int memory_probe(struct pci_dev *pdev)
 	if (!memory)
 		return -ENOMEM;
 	memory->pdev = pdev;
-	memory->slot = slot_of(pdev);
+	memory->slot = read_slot_number(pdev);
 	pci_set_drvdata(pdev, memory);
 	mutex_lock(&mr_lock);
 	list_add(&memory->list, &mr_memories);
@@ -236,7 +236,7 @@ static int memory_probe(struct pci_dev *pdev)
 	return 0;
 }
 
-/* Leaves the memory of a peer, as doorbell_remove() does the channel. */
+/* Waits until a peer's memory has no user, as doorbell_remove() does for the whole channel. */
 static void memory_remove(struct mr_memory *memory)
 {
 	mutex_lock(&mr_lock);
@@ -244,7 +244,7 @@ static void memory_remove(struct mr_memory *memory)
 	while (memory->mapped) {
 		struct mr_peer *peer = memory->peer;
 
-		/* The table may lack this news. */
+		/* The table may not say so yet. */
 		peer->dead = true;
 		mr_links_update(peer->ch);
 		mutex_unlock(&mr_lock);
@@ -255,7 +255,7 @@ static void memory_remove(struct mr_memory *memory)
 	kfree(memory);
 }
 
-/* Whether it is the doorbell device, which has interrupts and their BAR; memory has none. */
+/* Whether a device is the one with doorbells: it has interrupts and their BAR, memory has none. */
 static bool is_doorbell(struct pci_dev *pdev)
 {
 	return pci_resource_len(pdev, 1) != 0;
@@ -323,8 +323,10 @@ static void __exit channel_exit(void)
 	pci_unregister_driver(&driver);
 	mr_debugfs_exit();
 	mr_pages_unregister();
-	/* Peers that are freed by kfree_rcu() need no code of this kernel module; clients are
-	 * unregistered. */
+	/*
+	 * Peers that are freed by kfree_rcu() need no code of this kernel module; clients are
+	 * unregistered.
+	 */
 	rcu_barrier();
 }
 

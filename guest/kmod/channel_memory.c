@@ -54,25 +54,25 @@ void *mr_alloc_shared(const struct mr_channel *ch, unsigned int order, u64 *off)
 }
 
 /* Ends one use of a page; the last one of a message returns its slot. */
-static void use_done(struct mr_queue *q, u16 slot)
+static void end_use(struct mr_queue *q, u16 slot)
 {
-	struct mr_borrow *borrow = &q->borrow[slot];
+	struct mr_borrow *borrow = &q->borrows[slot];
 	u32 old = q->done;
 
 	lockdep_assert_held(&q->peer->borrow_lock);
 	if (--borrow->pending)
 		return;
-	q->mine->done_slots[old % MR_DONE_LEN] = cpu_to_le16(slot);
+	q->own_state->done_slots[old % MR_DONE_LEN] = cpu_to_le16(slot);
 	q->done = old + 1;
 	/* Makes the entry visible before the index. */
-	mr_publish32(&q->mine->done, old + 1);
+	mr_publish32(&q->own_state->done, old + 1);
 	/* Orders the index before its event: see mr_queue_reclaim(). */
 	virt_mb();
-	if (mr_passed(mr_read32(&q->theirs->done_event), old + 1, old))
+	if (mr_has_passed(mr_read32(&q->peer_state->done_event), old + 1, old))
 		mr_ring(q->peer->ch, q->peer->id, 1 + q->index);
 }
 
-static void borrowed_add(struct mr_peer *peer, long count)
+static void add_borrowed(struct mr_peer *peer, long count)
 {
 	long old = peer->borrowed;
 
@@ -101,10 +101,10 @@ static void page_free(struct page *page)
 	page->zone_device_data = NULL;
 	for (; use; use = next) {
 		next = use->next;
-		use_done(use->queue, use->slot);
+		end_use(use->queue, use->slot);
 		count++;
 	}
-	borrowed_add(peer, -count);
+	add_borrowed(peer, -count);
 	spin_unlock_irqrestore(&peer->borrow_lock, flags);
 }
 
@@ -115,13 +115,12 @@ bool mr_is_peer_page(const struct page *page)
 	return is_zone_device_page(page) && page->pgmap->ops == &pagemap_ops;
 }
 
-bool mr_peer_pages_in_use(void)
+bool mr_peer_pages_are_in_use(void)
 {
 	return atomic_read(&peers_in_use);
 }
 
-/* Adds a use of a page. False: the page is just being released, and its release waits for our
- * lock. */
+/* Adds a use of a page. False: the page is just being released, which waits for this lock. */
 static bool take_page(struct page *page, struct mr_use *use)
 {
 	struct mr_use *head = page->zone_device_data;
@@ -140,7 +139,7 @@ static bool take_page(struct page *page, struct mr_use *use)
 /* Takes all pages of a message or none. */
 bool mr_borrow_pages(struct mr_queue *q, u16 slot, struct page **pages, unsigned int count)
 {
-	struct mr_borrow *borrow = &q->borrow[slot];
+	struct mr_borrow *borrow = &q->borrows[slot];
 	struct mr_peer *peer = q->peer;
 	unsigned long flags;
 	unsigned int i;
@@ -153,7 +152,7 @@ bool mr_borrow_pages(struct mr_queue *q, u16 slot, struct page **pages, unsigned
 			break;
 		borrow->pending++;
 	}
-	borrowed_add(peer, i);
+	add_borrowed(peer, i);
 	spin_unlock_irqrestore(&peer->borrow_lock, flags);
 	if (i == count)
 		return true;
@@ -162,16 +161,16 @@ bool mr_borrow_pages(struct mr_queue *q, u16 slot, struct page **pages, unsigned
 	return false;
 }
 
-/* Begins to borrow. False: the peer reuses a slot that it has not got back. */
+/* Begins to borrow the pages of a slot. False: the peer reuses a slot that it has not got back. */
 bool mr_borrow_begin(struct mr_queue *q, u16 slot)
 {
 	unsigned long flags;
 	bool was_free;
 
 	spin_lock_irqsave(&q->peer->borrow_lock, flags);
-	was_free = !q->borrow[slot].pending;
+	was_free = !q->borrows[slot].pending;
 	if (was_free)
-		q->borrow[slot].pending = 1;
+		q->borrows[slot].pending = 1;
 	spin_unlock_irqrestore(&q->peer->borrow_lock, flags);
 	return was_free;
 }
@@ -181,7 +180,7 @@ void mr_borrow_end(struct mr_queue *q, u16 slot)
 	unsigned long flags;
 
 	spin_lock_irqsave(&q->peer->borrow_lock, flags);
-	use_done(q, slot);
+	end_use(q, slot);
 	spin_unlock_irqrestore(&q->peer->borrow_lock, flags);
 }
 
@@ -239,8 +238,10 @@ static void wait_for_counts(const struct mr_memory *memory)
 	}
 }
 
-/* Unmaps memory. None of its pages may be in use: memunmap_pages() does not wait for them.
- * Sleeps. */
+/*
+ * Unmaps a peer's memory. None of its pages may be in use: memunmap_pages() does not wait for them.
+ * Sleeps.
+ */
 void mr_memory_unmap(struct mr_memory *memory)
 {
 	WARN_ON(memory->peer && memory->peer->borrowed);
@@ -254,7 +255,7 @@ void mr_memory_unmap(struct mr_memory *memory)
 }
 
 /* Returns an address in the peer's memory; NULL: the range is not inside it, or not aligned. */
-const void *mr_peer_at(const struct mr_peer *peer, u64 off, u64 len, u64 align)
+const void *mr_peer_address(const struct mr_peer *peer, u64 off, u64 len, u64 align)
 {
 	if (off >= peer->window_len || peer->window_len - off < len || off & (align - 1))
 		return NULL;

@@ -62,10 +62,10 @@ static void copy_from_fifo(const struct mr_rx *rx, u32 off, void *to, u32 len)
 	u32 pos = le32_to_cpu(rx->entry.fifo_pos) + off;
 
 	while (len) {
-		u32 at = pos % q->their_fifo_len;
-		u32 part = min_t(u32, len, MR_CHUNK_LEN - at % MR_CHUNK_LEN);
+		u32 fifo_off = pos % q->peer_fifo_len, chunk_off = fifo_off % MR_CHUNK_LEN;
+		u32 part = min_t(u32, len, MR_CHUNK_LEN - chunk_off);
 
-		memcpy(to, q->their_fifo[at / MR_CHUNK_LEN] + at % MR_CHUNK_LEN, part);
+		memcpy(to, q->peer_fifo[fifo_off / MR_CHUNK_LEN] + chunk_off, part);
 		pos += part;
 		to += part;
 		len -= part;

@@ -35,7 +35,7 @@ static bool has_peer_pages(const struct sk_buff *skb)
 	return false;
 }
 
-/* Parts may be shared with a clone, so they are not changed. */
+/* Whether the fragment list has pages of peers, or must be copied anyway: it has lists itself. */
 static bool has_parts_with_peer_pages(const struct sk_buff *skb)
 {
 	const struct sk_buff *part;
@@ -49,8 +49,9 @@ static bool has_parts_with_peer_pages(const struct sk_buff *skb)
 
 int mr_own_pages(struct sk_buff *skb)
 {
-	if (!skb_is_nonlinear(skb) || !mr_peer_pages_in_use())
+	if (!skb_is_nonlinear(skb) || !mr_peer_pages_are_in_use())
 		return 0;
+	/* Parts may be shared with a clone, so they are not changed. */
 	if (has_parts_with_peer_pages(skb))
 		return skb_linearize(skb);
 	return has_peer_pages(skb) ? skb_copy_ubufs(skb, GFP_ATOMIC) : 0;

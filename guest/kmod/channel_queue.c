@@ -9,10 +9,10 @@
 
 #include "channel.h"
 
-static void free_shared(void *at, unsigned int order)
+static void free_shared(void *address, unsigned int order)
 {
-	if (at)
-		free_pages((unsigned long)at, order);
+	if (address)
+		free_pages((unsigned long)address, order);
 }
 
 static void queue_free(struct mr_queue *q)
@@ -23,9 +23,9 @@ static void queue_free(struct mr_queue *q)
 		free_shared(q->fifo[i], MR_CHUNK_ORDER);
 	free_shared(q->slots, MR_CHUNK_ORDER);
 	free_shared(q->ring, MR_CHUNK_ORDER);
-	free_shared(q->mine, 0);
+	free_shared(q->own_state, 0);
 	kvfree(q->lent);
-	kvfree(q->borrow);
+	kvfree(q->borrows);
 }
 
 static int fifo_alloc(struct mr_queue *q, struct mr_link_queue *shared)
@@ -54,21 +54,21 @@ static int queue_alloc(struct mr_queue *q, struct mr_link_queue *shared)
 	BUILD_BUG_ON(sizeof(struct mr_queue_state) > MR_PAGE_LEN);
 	spin_lock_init(&q->lock);
 	q->fifo_chunks = rounddown_pow_of_two(clamp(mr_fifo_kb / 64, 2u, MR_MAX_FIFO_CHUNKS + 0u));
-	q->mine = mr_alloc_shared(ch, 0, &state_off);
+	q->own_state = mr_alloc_shared(ch, 0, &state_off);
 	q->ring = mr_alloc_shared(ch, MR_CHUNK_ORDER, &ring_off);
 	q->slots = mr_alloc_shared(ch, MR_CHUNK_ORDER, &slots_off);
 	q->lent = kvcalloc(MR_SLOTS, sizeof(*q->lent), GFP_KERNEL);
-	q->borrow = kvcalloc(MR_SLOTS, sizeof(*q->borrow), GFP_KERNEL);
-	if (!q->mine || !q->ring || !q->slots || !q->lent || !q->borrow)
+	q->borrows = kvcalloc(MR_SLOTS, sizeof(*q->borrows), GFP_KERNEL);
+	if (!q->own_state || !q->ring || !q->slots || !q->lent || !q->borrows)
 		return -ENOMEM;
 	shared->state_off = cpu_to_le64(state_off);
 	shared->ring_off = cpu_to_le64(ring_off);
 	shared->slots_off = cpu_to_le64(slots_off);
 	for (i = 0; i < MR_SLOTS; i++)
-		q->free[q->free_len++] = i;
+		q->free_slots[q->free_len++] = i;
 	/* Events lie in the past until one is wanted. */
-	q->mine->taken_event = cpu_to_le32(~0u);
-	q->mine->done_event = cpu_to_le32(~0u);
+	q->own_state->taken_event = cpu_to_le32(~0u);
+	q->own_state->done_event = cpu_to_le32(~0u);
 	return fifo_alloc(q, shared);
 }
 
@@ -85,7 +85,7 @@ int mr_queues_alloc(struct mr_peer *peer)
 	for (i = 0; i < peer->queues; i++) {
 		peer->queue[i].peer = peer;
 		peer->queue[i].index = i;
-		err = queue_alloc(&peer->queue[i], &peer->link->queue[i]);
+		err = queue_alloc(&peer->queue[i], &peer->own_link->queue[i]);
 		if (err)
 			return err;
 	}
@@ -102,7 +102,7 @@ void mr_queues_free(struct mr_peer *peer)
 	peer->queue = NULL;
 }
 
-/* @shared is a copy. */
+/* Checks the addresses of the peer's ring and takes them over. @shared is a copy. */
 static int queue_attach(struct mr_queue *q, const struct mr_link_queue *shared)
 {
 	u32 i, chunks = le32_to_cpu(shared->fifo_chunks);
@@ -110,23 +110,25 @@ static int queue_attach(struct mr_queue *q, const struct mr_link_queue *shared)
 
 	if (!chunks || chunks > MR_MAX_FIFO_CHUNKS || !is_power_of_2(chunks))
 		return -EPROTO;
-	q->theirs = mr_peer_at(peer, le64_to_cpu(shared->state_off), MR_PAGE_LEN, MR_PAGE_LEN);
-	q->their_ring = mr_peer_at(peer, le64_to_cpu(shared->ring_off), MR_CHUNK_LEN, MR_PAGE_LEN);
-	q->their_slots = mr_peer_at(peer, le64_to_cpu(shared->slots_off), MR_CHUNK_LEN,
-				    MR_PAGE_LEN);
-	if (!q->theirs || !q->their_ring || !q->their_slots)
+	q->peer_state = mr_peer_address(peer, le64_to_cpu(shared->state_off), MR_PAGE_LEN,
+					MR_PAGE_LEN);
+	q->peer_ring = mr_peer_address(peer, le64_to_cpu(shared->ring_off), MR_CHUNK_LEN,
+				       MR_PAGE_LEN);
+	q->peer_slots = mr_peer_address(peer, le64_to_cpu(shared->slots_off), MR_CHUNK_LEN,
+					MR_PAGE_LEN);
+	if (!q->peer_state || !q->peer_ring || !q->peer_slots)
 		return -EPROTO;
 	for (i = 0; i < chunks; i++) {
-		q->their_fifo[i] = mr_peer_at(peer, le64_to_cpu(shared->fifo_off[i]),
-					      MR_CHUNK_LEN, MR_PAGE_LEN);
-		if (!q->their_fifo[i])
+		q->peer_fifo[i] = mr_peer_address(peer, le64_to_cpu(shared->fifo_off[i]),
+						  MR_CHUNK_LEN, MR_PAGE_LEN);
+		if (!q->peer_fifo[i])
 			return -EPROTO;
 	}
-	q->their_fifo_len = chunks * MR_CHUNK_LEN;
+	q->peer_fifo_len = chunks * MR_CHUNK_LEN;
 	return 0;
 }
 
-/* @link is a copy. */
+/* Checks the addresses of all rings of a peer and takes them over. @link is a copy. */
 int mr_queues_attach(struct mr_peer *peer, const struct mr_link *link)
 {
 	u32 i;
@@ -143,21 +145,21 @@ int mr_queues_attach(struct mr_peer *peer, const struct mr_link *link)
 }
 
 /* Whether we have taken all messages of the peer. */
-bool mr_queues_all_taken(const struct mr_peer *peer)
+bool mr_queues_are_drained(const struct mr_peer *peer)
 {
 	u32 i;
 
 	for (i = 0; peer->attached && i < peer->queues; i++) {
 		const struct mr_queue *q = &peer->queue[i];
 
-		if (READ_ONCE(q->taken) != mr_read32(&q->theirs->produced))
+		if (READ_ONCE(q->taken) != mr_read32(&q->peer_state->produced))
 			return false;
 	}
 	return true;
 }
 
 /* Takes back the slots that the peer has released. Returns the number that it still has. */
-u32 mr_queues_lent(struct mr_peer *peer)
+u32 mr_queues_reclaim(struct mr_peer *peer)
 {
 	u32 i, sum = 0;
 
@@ -170,7 +172,7 @@ u32 mr_queues_lent(struct mr_peer *peer)
 		/* The peer no longer reads the pages, or must not. */
 		if (peer->dead || peer->broken)
 			mr_queue_release_all(q);
-		sum += mr_queue_lent(q);
+		sum += mr_queue_count_lent(q);
 	}
 	return sum;
 }

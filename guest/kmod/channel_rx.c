@@ -19,7 +19,7 @@
 static bool check_reference(struct mr_rx *rx)
 {
 	struct mr_queue *q = rx->queue;
-	const struct mr_slot *slot = &q->their_slots[rx->slot];
+	const struct mr_slot *slot = &q->peer_slots[rx->slot];
 	u32 i, len;
 
 	rx->head_len = mr_read32(&slot->head_len);
@@ -53,7 +53,7 @@ static bool check_entry(struct mr_rx *rx)
 	case MR_KIND_COPY:
 		rx->head_len = rx->len;
 		rx->segs_len = 0;
-		return rx->len <= q->their_fifo_len;
+		return rx->len <= q->peer_fifo_len;
 	case MR_KIND_REFERENCE:
 		rx->slot = le16_to_cpu(rx->entry.slot);
 		return rx->slot < MR_SLOTS && check_reference(rx);
@@ -65,7 +65,7 @@ static bool check_entry(struct mr_rx *rx)
 /* Receives one entry. False: the link is broken. */
 static bool receive_one(struct mr_queue *q, struct mr_rx *rx)
 {
-	memcpy(&rx->entry, &q->their_ring[q->taken % MR_RING_LEN], sizeof(rx->entry));
+	memcpy(&rx->entry, &q->peer_ring[q->taken % MR_RING_LEN], sizeof(rx->entry));
 	rx->queue = q;
 	if (!check_entry(rx)) {
 		mr_peer_break(q->peer, "sent a wrong entry", rx->entry.kind);
@@ -89,10 +89,10 @@ static void publish_taken(struct mr_queue *q, u32 old)
 	if (q->taken == old)
 		return;
 	/* Our reads of FIFO and slot are over before the peer may write there. */
-	mr_publish32(&q->mine->taken, q->taken);
+	mr_publish32(&q->own_state->taken, q->taken);
 	/* Orders the index before the event: see wait_for_room(). */
 	virt_mb();
-	if (mr_passed(mr_read32(&q->theirs->taken_event), q->taken, old))
+	if (mr_has_passed(mr_read32(&q->peer_state->taken_event), q->taken, old))
 		mr_ring(q->peer->ch, q->peer->id, 1 + q->index);
 }
 
@@ -105,14 +105,14 @@ static bool is_attached(const struct mr_peer *peer)
 	       (state == MR_LINK_UP || state == MR_LINK_DRAINING);
 }
 
-static u32 entries(const struct mr_queue *q)
+static u32 count_entries(const struct mr_queue *q)
 {
-	return mr_observe32(&q->theirs->produced) - q->taken;
+	return mr_observe32(&q->peer_state->produced) - q->taken;
 }
 
 static int receive(struct mr_queue *q, struct mr_rx *rx, int budget)
 {
-	u32 count = entries(q), old = q->taken;
+	u32 count = count_entries(q), old = q->taken;
 	int done = 0;
 
 	if (count > MR_RING_LEN) {
@@ -135,19 +135,18 @@ static int receive(struct mr_queue *q, struct mr_rx *rx, int budget)
 }
 
 /* Returns the clients that may send again: those that wait, once half of the ring is free. */
-static u32 take_waiting(struct mr_queue *q)
+static u32 take_waiting_clients(struct mr_queue *q)
 {
-	u32 waiting = q->waiting;
+	u32 waiting = q->waiting_clients;
 
 	if (!waiting)
 		return 0;
-	/* The requested doorbell has come, and comes once: where that is too little room, ask
-	 * for another. */
+	/* The requested doorbell comes once: where that is too little room, request another. */
 	while (q->produced - q->taken_seen > MR_RING_LEN / 2) {
-		if (mr_queue_await(q))
+		if (mr_queue_request_doorbell(q))
 			return 0;
 	}
-	WRITE_ONCE(q->waiting, 0);
+	WRITE_ONCE(q->waiting_clients, 0);
 	return waiting;
 }
 
@@ -158,12 +157,12 @@ static void reclaim(struct mr_queue *q)
 
 	/* The lock's holder checks for taken entries itself, but wakes no client. */
 	if (!spin_trylock(&q->lock)) {
-		if (!READ_ONCE(q->waiting))
+		if (!READ_ONCE(q->waiting_clients))
 			return;
 		spin_lock(&q->lock);
 	}
 	mr_queue_reclaim(q);
-	waiting = take_waiting(q);
+	waiting = take_waiting_clients(q);
 	spin_unlock(&q->lock);
 	if (waiting)
 		mr_clients_writable(q->peer, q->index, waiting);
@@ -171,7 +170,7 @@ static void reclaim(struct mr_queue *q)
 
 static int receive_all(struct mr_vector *v, int budget, bool *paused)
 {
-	unsigned int i, at;
+	unsigned int i, index;
 	int done = 0;
 	struct mr_rx rx;
 
@@ -180,24 +179,24 @@ static int receive_all(struct mr_vector *v, int budget, bool *paused)
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		struct mr_peer *peer;
 
-		at = (v->first + i) % MR_MAX_MEMBERS;
-		peer = rcu_dereference(v->ch->peers[at]);
+		index = (v->first_peer + i) % MR_MAX_MEMBERS;
+		peer = rcu_dereference(v->ch->peers[index]);
 		if (!peer || !is_attached(peer))
 			continue;
 		if (done < budget && !rx.paused)
 			done += receive(&peer->queue[v->index], &rx, budget - done);
 		reclaim(&peer->queue[v->index]);
-		WRITE_ONCE(peer->queue[v->index].mine->want_copies,
+		WRITE_ONCE(peer->queue[v->index].own_state->want_copies,
 			   cpu_to_le32(READ_ONCE(peer->borrowed) > MR_MAX_BORROWED));
 	}
-	/* Rotates the first peer. */
-	v->first = (v->first + 1) % MR_MAX_MEMBERS;
+	/* Another peer has the first turn in the next round. */
+	v->first_peer = (v->first_peer + 1) % MR_MAX_MEMBERS;
 	mr_clients_received(v->index);
 	*paused = rx.paused;
 	return done;
 }
 
-static struct mr_queue *queue_of(struct mr_vector *v, unsigned int index)
+static struct mr_queue *attached_queue(struct mr_vector *v, unsigned int index)
 {
 	struct mr_peer *peer = rcu_dereference(v->ch->peers[index]);
 
@@ -205,23 +204,23 @@ static struct mr_queue *queue_of(struct mr_vector *v, unsigned int index)
 }
 
 /*
- * Requests a doorbell. The poller and NAPI may both do so at once, one with an index that the other
- * has left behind. The one that sees that it has asked for too little asks again; one that takes
- * more entries after that check asks itself.
+ * Requests a doorbell for the next entry. The poller and NAPI may both do so at once, one of them
+ * with an old index. The one that sees that its index was old requests again; one that takes more
+ * entries after that check makes a request of its own.
  */
-static void ask_for_doorbell(struct mr_queue *q)
+static void request_doorbell(struct mr_queue *q)
 {
 	u32 taken;
 
 	do {
 		taken = READ_ONCE(q->taken);
-		WRITE_ONCE(q->mine->produced_event, cpu_to_le32(taken));
+		WRITE_ONCE(q->own_state->produced_event, cpu_to_le32(taken));
 		/* Orders the event before the indices: see publish() in channel_tx.c. */
 		virt_mb();
 	} while (taken != READ_ONCE(q->taken));
 }
 
-/* Requests doorbells. True: messages came meanwhile. */
+/* Requests a doorbell of each peer. True: messages came meanwhile. */
 bool mr_vector_rearm(struct mr_vector *v)
 {
 	bool more = false;
@@ -229,45 +228,45 @@ bool mr_vector_rearm(struct mr_vector *v)
 
 	rcu_read_lock();
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
-		struct mr_queue *q = queue_of(v, i);
+		struct mr_queue *q = attached_queue(v, i);
 
 		if (!q)
 			continue;
-		ask_for_doorbell(q);
-		more |= entries(q) != 0;
+		request_doorbell(q);
+		more |= count_entries(q) != 0;
 	}
 	rcu_read_unlock();
 	return more;
 }
 
-/* Requests no doorbell: the event lies in the past. */
+/* Requests no doorbell of any peer: the event lies in the past. */
 void mr_vector_disarm(struct mr_vector *v)
 {
 	unsigned int i;
 
 	rcu_read_lock();
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
-		struct mr_queue *q = queue_of(v, i);
+		struct mr_queue *q = attached_queue(v, i);
 
 		if (q)
-			WRITE_ONCE(q->mine->produced_event, cpu_to_le32(q->taken - 1));
+			WRITE_ONCE(q->own_state->produced_event, cpu_to_le32(q->taken - 1));
 	}
 	rcu_read_unlock();
 }
 
 bool mr_vector_has_entries(struct mr_vector *v)
 {
-	bool some = false;
+	bool has_entries = false;
 	unsigned int i;
 
 	rcu_read_lock();
-	for (i = 0; !some && i < MR_MAX_MEMBERS; i++) {
-		struct mr_queue *q = queue_of(v, i);
+	for (i = 0; !has_entries && i < MR_MAX_MEMBERS; i++) {
+		struct mr_queue *q = attached_queue(v, i);
 
-		some = q && entries(q);
+		has_entries = q && count_entries(q);
 	}
 	rcu_read_unlock();
-	return some;
+	return has_entries;
 }
 
 static int vector_poll(struct napi_struct *napi, int budget)
@@ -290,7 +289,7 @@ static int vector_poll(struct napi_struct *napi, int budget)
 	if (done == budget || !napi_complete_done(napi, done))
 		return done;
 	/* While the thread watches the rings, no doorbell is wanted. */
-	if (done ? !mr_poll_continue(v) : !READ_ONCE(v->on_cpu))
+	if (done ? !mr_poll_continue(v) : !READ_ONCE(v->is_watching))
 		more = mr_vector_rearm(v);
 	if (more)
 		napi_schedule(napi);
@@ -303,7 +302,7 @@ static irqreturn_t vector_interrupt(int irq, void *data)
 
 	v->interrupts++;
 	if (!v->index)
-		mr_poll_rung(v->ch);
+		mr_poll_handle_doorbell(v->ch);
 	napi_schedule_irqoff(&v->napi);
 	return IRQ_HANDLED;
 }
@@ -316,7 +315,7 @@ static irqreturn_t control_interrupt(int irq, void *data)
 	return IRQ_HANDLED;
 }
 
-static struct net_device *napi_device(void)
+static struct net_device *alloc_napi_device(void)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
 	return alloc_netdev_dummy(0);
@@ -329,7 +328,7 @@ static struct net_device *napi_device(void)
 #endif
 }
 
-static void napi_device_free(struct net_device *dev)
+static void free_napi_device(struct net_device *dev)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
 	free_netdev(dev);
@@ -362,7 +361,7 @@ int mr_vectors_start(struct mr_channel *ch)
 	int err;
 
 	ch->vector = kcalloc(ch->queues, sizeof(*ch->vector), GFP_KERNEL);
-	ch->napi_dev = napi_device();
+	ch->napi_dev = alloc_napi_device();
 	if (!ch->vector || !ch->napi_dev) {
 		err = -ENOMEM;
 		goto free;
@@ -386,7 +385,7 @@ free:
 	kfree(ch->vector);
 	ch->vector = NULL;
 	if (ch->napi_dev)
-		napi_device_free(ch->napi_dev);
+		free_napi_device(ch->napi_dev);
 	return err;
 }
 
@@ -402,14 +401,14 @@ void mr_vectors_stop(struct mr_channel *ch)
 		mr_poll_stop(&ch->vector[i]);
 		netif_napi_del(&ch->vector[i].napi);
 	}
-	/* netif_napi_del() leaves waiting for readers to us. */
+	/* netif_napi_del() does not wait for readers. */
 	synchronize_net();
-	napi_device_free(ch->napi_dev);
+	free_napi_device(ch->napi_dev);
 	kfree(ch->vector);
 	ch->vector = NULL;
 }
 
-/* Checks the rings of its number once, with or without a doorbell. */
+/* Makes a vector check its rings once, with or without a doorbell. */
 void mr_vector_kick(struct mr_vector *v)
 {
 	local_bh_disable();

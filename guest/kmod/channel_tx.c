@@ -10,15 +10,15 @@
 #include "channel.h"
 
 #define FIFO_ALIGN 64
-#define LINES 16 /* that are asked for at a time */
+#define LINES_AT_ONCE 16 /* cache lines that are requested together */
 
-static void take_back(struct mr_queue *q, u16 slot)
+static void reclaim_slot(struct mr_queue *q, u16 slot)
 {
 	struct mr_lent *lent = &q->lent[slot];
 
 	while (lent->pages_len)
 		put_page(lent->pages[--lent->pages_len]);
-	q->free[q->free_len++] = slot;
+	q->free_slots[q->free_len++] = slot;
 	if (q->free_len == MR_SLOTS)
 		module_put(THIS_MODULE);
 }
@@ -26,21 +26,21 @@ static void take_back(struct mr_queue *q, u16 slot)
 /* Takes back the slots that the peer has released. */
 static void reclaim_slots(struct mr_queue *q)
 {
-	u32 done = mr_observe32(&q->theirs->done);
+	u32 done = mr_observe32(&q->peer_state->done);
 
 	if (done - q->done_seen > MR_SLOTS - q->free_len) {
 		mr_peer_break(q->peer, "released more slots than it had", done - q->done_seen);
 		return;
 	}
 	for (; q->done_seen != done; q->done_seen++) {
-		u32 at = q->done_seen % MR_DONE_LEN;
-		u16 slot = le16_to_cpu(READ_ONCE(q->theirs->done_slots[at]));
+		u32 index = q->done_seen % MR_DONE_LEN;
+		u16 slot = le16_to_cpu(READ_ONCE(q->peer_state->done_slots[index]));
 
 		if (slot >= MR_SLOTS || !q->lent[slot].pages_len) {
 			mr_peer_break(q->peer, "released a slot that it did not have", slot);
 			return;
 		}
-		take_back(q, slot);
+		reclaim_slot(q, slot);
 	}
 }
 
@@ -49,10 +49,10 @@ void mr_queue_reclaim(struct mr_queue *q)
 {
 	u32 taken;
 
-	if (!q->theirs || q->peer->broken)
+	if (!q->peer_state || q->peer->broken)
 		return;
 	reclaim_slots(q);
-	taken = mr_observe32(&q->theirs->taken);
+	taken = mr_observe32(&q->peer_state->taken);
 	if (taken == q->taken_seen)
 		return;
 	if (taken - q->taken_seen > q->produced - q->taken_seen) {
@@ -63,7 +63,7 @@ void mr_queue_reclaim(struct mr_queue *q)
 	q->fifo_tail = le32_to_cpu(q->ring[(taken - 1) % MR_RING_LEN].fifo_end);
 }
 
-/* Takes everything back: the peer no longer reads. */
+/* Takes back all slots: the peer no longer reads. */
 void mr_queue_release_all(struct mr_queue *q)
 {
 	u32 slot;
@@ -71,31 +71,33 @@ void mr_queue_release_all(struct mr_queue *q)
 	spin_lock_bh(&q->lock);
 	for (slot = 0; slot < MR_SLOTS; slot++) {
 		if (q->lent[slot].pages_len)
-			take_back(q, slot);
+			reclaim_slot(q, slot);
 	}
 	spin_unlock_bh(&q->lock);
 }
 
-u32 mr_queue_lent(struct mr_queue *q)
+u32 mr_queue_count_lent(struct mr_queue *q)
 {
 	return MR_SLOTS - READ_ONCE(q->free_len);
 }
 
-/* Returns an address in the FIFO. Its pieces are not contiguous: *len is cut to the rest of the
- * one with @pos. */
-static void *fifo_at(const struct mr_queue *q, u32 pos, u32 *len)
+/*
+ * Returns an address in the FIFO. Its chunks are not contiguous: *len is cut to the rest of the
+ * chunk with @pos.
+ */
+static void *fifo_address(const struct mr_queue *q, u32 pos, u32 *len)
 {
-	u32 at = pos % (q->fifo_chunks * MR_CHUNK_LEN);
+	u32 off = pos % (q->fifo_chunks * MR_CHUNK_LEN);
 
-	*len = min_t(u32, *len, MR_CHUNK_LEN - at % MR_CHUNK_LEN);
-	return q->fifo[at / MR_CHUNK_LEN] + at % MR_CHUNK_LEN;
+	*len = min_t(u32, *len, MR_CHUNK_LEN - off % MR_CHUNK_LEN);
+	return q->fifo[off / MR_CHUNK_LEN] + off % MR_CHUNK_LEN;
 }
 
 static void fifo_write(struct mr_queue *q, u32 pos, const void *from, u32 len)
 {
 	while (len) {
 		u32 part = len;
-		void *to = fifo_at(q, pos, &part);
+		void *to = fifo_address(q, pos, &part);
 
 		memcpy(to, from, part);
 		pos += part;
@@ -106,47 +108,49 @@ static void fifo_write(struct mr_queue *q, u32 pos, const void *from, u32 len)
 
 static void fifo_write_pages(struct mr_queue *q, u32 pos, const struct mr_sg *sg)
 {
-	u32 off = sg->off, left = sg->len;
+	u32 off = sg->off, remaining = sg->len;
 
-	while (left) {
+	while (remaining) {
 		struct page *page = nth_page(sg->page, off / PAGE_SIZE);
-		u32 part = min_t(u32, left, PAGE_SIZE - off % PAGE_SIZE);
+		u32 part = min_t(u32, remaining, PAGE_SIZE - off % PAGE_SIZE);
 		void *from = kmap_local_page(page);
 
 		fifo_write(q, pos, from + off % PAGE_SIZE, part);
 		kunmap_local(from);
 		pos += part;
 		off += part;
-		left -= part;
+		remaining -= part;
 	}
 }
 
-static void own_lines(u8 *at, u32 len)
+static void claim_lines(u8 *line, u32 len)
 {
-	u8 *end = at + len;
+	u8 *end = line + len;
 	unsigned int i;
 
-	for (; at + LINES * L1_CACHE_BYTES <= end; at += LINES * L1_CACHE_BYTES) {
+	for (; line + LINES_AT_ONCE * L1_CACHE_BYTES <= end;
+	     line += LINES_AT_ONCE * L1_CACHE_BYTES) {
 #pragma GCC unroll 16
-		for (i = 0; i < LINES; i++)
-			WRITE_ONCE(at[i * L1_CACHE_BYTES], 0);
+		for (i = 0; i < LINES_AT_ONCE; i++)
+			WRITE_ONCE(line[i * L1_CACHE_BYTES], 0);
 	}
-	for (; at < end; at += L1_CACHE_BYTES)
-		WRITE_ONCE(*at, 0);
+	for (; line < end; line += L1_CACHE_BYTES)
+		WRITE_ONCE(*line, 0);
 }
 
 /*
- * Bytes that the peer has read are in its CPU's cache, and writing there word by word waits for one
- * line after the other. With one store for each line, and little between them, many requests
- * overlap, which matters most where its CPU shares no cache with ours.
+ * Requests the cache lines of a range before it is written. Bytes that the peer has read are in its
+ * CPU's cache, and writing there word by word waits for one line after the other. With one store
+ * for each line, and little between them, many requests overlap, which matters most where its CPU
+ * shares no cache with ours.
  */
-static void fifo_own(struct mr_queue *q, u32 pos, u32 len)
+static void fifo_claim_lines(struct mr_queue *q, u32 pos, u32 len)
 {
 	while (len) {
 		u32 part = len;
-		void *at = fifo_at(q, pos, &part);
+		void *lines = fifo_address(q, pos, &part);
 
-		own_lines(at, part);
+		claim_lines(lines, part);
 		pos += part;
 		len -= part;
 	}
@@ -161,8 +165,8 @@ static int put_copy(struct mr_queue *q, struct mr_entry *entry, const struct mr_
 		return -ENOSPC;
 	entry->kind = MR_KIND_COPY;
 	entry->fifo_pos = cpu_to_le32(pos);
-	if (tx->len >= LINES * L1_CACHE_BYTES)
-		fifo_own(q, pos, tx->len);
+	if (tx->len >= LINES_AT_ONCE * L1_CACHE_BYTES)
+		fifo_claim_lines(q, pos, tx->len);
 	fifo_write(q, pos, tx->head, tx->head_len);
 	pos += tx->head_len;
 	for (i = 0; i < tx->sg_len; i++) {
@@ -177,22 +181,22 @@ static int put_copy(struct mr_queue *q, struct mr_entry *entry, const struct mr_
 static int refer_pages(struct mr_queue *q, struct mr_slot *slot, struct mr_lent *lent, u32 *len,
 		       const struct mr_sg *sg)
 {
-	u32 off = sg->off, left = sg->len;
+	u32 off = sg->off, remaining = sg->len;
 
-	while (left) {
+	while (remaining) {
 		struct page *page = nth_page(sg->page, off / PAGE_SIZE);
-		u32 part = min_t(u32, left, PAGE_SIZE - off % PAGE_SIZE);
+		u32 part = min_t(u32, remaining, PAGE_SIZE - off % PAGE_SIZE);
 		struct mr_seg *seg = &slot->segs[*len];
-		u64 at;
+		u64 page_off;
 
 		if (*len == MR_MAX_SEGS ||
-		    mr_own_offset(q->peer->ch, page_to_phys(page), PAGE_SIZE, &at))
+		    mr_own_offset(q->peer->ch, page_to_phys(page), PAGE_SIZE, &page_off))
 			return -ERANGE;
-		seg->off = cpu_to_le64(at + off % PAGE_SIZE);
+		seg->off = cpu_to_le64(page_off + off % PAGE_SIZE);
 		seg->len = cpu_to_le32(part);
 		lent->pages[(*len)++] = page;
 		off += part;
-		left -= part;
+		remaining -= part;
 	}
 	return 0;
 }
@@ -203,14 +207,14 @@ static int put_reference(struct mr_queue *q, struct mr_entry *entry, const struc
 	struct mr_slot *slot;
 	struct mr_lent *lent;
 	u32 i, pages = 0;
-	u16 at;
+	u16 slot_index;
 
 	if (!tx->may_refer || tx->head_len > MR_MAX_HEAD_LEN || !tx->sg_len || !q->free_len ||
-	    READ_ONCE(q->theirs->want_copies))
+	    READ_ONCE(q->peer_state->want_copies))
 		return -EAGAIN;
-	at = q->free[q->free_len - 1];
-	slot = &q->slots[at];
-	lent = &q->lent[at];
+	slot_index = q->free_slots[q->free_len - 1];
+	slot = &q->slots[slot_index];
+	lent = &q->lent[slot_index];
 	for (i = 0; i < tx->sg_len; i++) {
 		int err = refer_pages(q, slot, lent, &pages, &tx->sg[i]);
 
@@ -228,33 +232,35 @@ static int put_reference(struct mr_queue *q, struct mr_entry *entry, const struc
 	slot->segs_len = cpu_to_le32(pages);
 	memcpy(slot->head, tx->head, tx->head_len);
 	entry->kind = MR_KIND_REFERENCE;
-	entry->slot = cpu_to_le16(at);
+	entry->slot = cpu_to_le16(slot_index);
 	q->stats.referred++;
 	q->stats.referred_bytes += tx->len;
 	return 0;
 }
 
-/* Requests a doorbell when half of the entries have been taken. False: some have been just now. */
-bool mr_queue_await(struct mr_queue *q)
+/*
+ * Requests a doorbell for when the peer has taken half of the entries. False: it has taken some
+ * meanwhile.
+ */
+bool mr_queue_request_doorbell(struct mr_queue *q)
 {
-	u32 before = q->taken_seen;
+	u32 old_taken = q->taken_seen;
 
-	WRITE_ONCE(q->mine->taken_event,
-		   cpu_to_le32(before + (q->produced - before) / 2));
+	WRITE_ONCE(q->own_state->taken_event,
+		   cpu_to_le32(old_taken + (q->produced - old_taken) / 2));
 	/* Orders the event before the index; the peer does it the other way round. */
 	virt_mb();
 	mr_queue_reclaim(q);
-	return q->taken_seen == before;
+	return q->taken_seen == old_taken;
 }
 
 static bool wait_for_room(struct mr_queue *q, u8 client)
 {
-	WRITE_ONCE(q->waiting, q->waiting | BIT(client));
+	WRITE_ONCE(q->waiting_clients, q->waiting_clients | BIT(client));
 	q->stats.full++;
-	/* Orders the waiting clients before the event: see reclaim() in channel_rx.c, which the
-	 * doorbell runs. */
+	/* Orders the waiting clients before the event: its doorbell runs reclaim(), channel_rx.c. */
 	virt_wmb();
-	return mr_queue_await(q);
+	return mr_queue_request_doorbell(q);
 }
 
 static int put_entry(struct mr_queue *q, const struct mr_tx *tx)
@@ -282,10 +288,10 @@ static void publish(struct mr_queue *q)
 
 	q->produced = old + 1;
 	/* Makes the entry visible before the index. */
-	mr_publish32(&q->mine->produced, old + 1);
-	/* Orders the index before the event: see rearm() in channel_rx.c. */
+	mr_publish32(&q->own_state->produced, old + 1);
+	/* Orders the index before the event: see request_doorbell() in channel_rx.c. */
 	virt_mb();
-	if (mr_passed(mr_read32(&q->theirs->produced_event), old + 1, old)) {
+	if (mr_has_passed(mr_read32(&q->peer_state->produced_event), old + 1, old)) {
 		q->stats.kicks++;
 		mr_ring(q->peer->ch, q->peer->id, 1 + q->index);
 	}
@@ -299,9 +305,9 @@ int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx)
 	if (tx->len > MR_MAX_MESSAGE_LEN || queue >= peer->queues)
 		return -EMSGSIZE;
 	spin_lock_bh(&q->lock);
-	/* A peer whose client is unregistered takes messages sent before, and none later. */
+	/* A peer whose client is unregistered takes the earlier messages, and no later ones. */
 	if (!READ_ONCE(peer->open) ||
-	    !(mr_read32(&peer->their_link->clients) & BIT(tx->client)))
+	    !(mr_read32(&peer->peer_link->clients) & BIT(tx->client)))
 		goto out;
 	mr_queue_reclaim(q);
 	do {
@@ -327,7 +333,7 @@ bool mr_peer_is_idle(struct mr_peer *peer)
 		struct mr_queue *q = &peer->queue[i];
 
 		spin_lock_bh(&q->lock);
-		idle = !q->theirs || mr_read32(&q->theirs->taken) == q->produced;
+		idle = !q->peer_state || mr_read32(&q->peer_state->taken) == q->produced;
 		spin_unlock_bh(&q->lock);
 	}
 	return idle;

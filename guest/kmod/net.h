@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Inside of millrace_net. Theory of operation: net_main.c.
+ * Declarations that the files of millrace_net share. Theory of operation: net_main.c.
  */
 #ifndef MILLRACE_NET_INTERNAL_H
 #define MILLRACE_NET_INTERNAL_H
@@ -19,14 +19,14 @@
 
 #include "include/millrace_channel.h"
 
-#define MR_NET_BITS 8 /* of destinations: 31 members with 16 addresses at most */
-#define MR_NET_BACKLOG 1000 /* packets that wait for room, per peer and queue: a txqueuelen */
-#define MR_NET_HELD 1000 /* packets of one destination while it changes its way */
+#define MR_NET_BITS 8 /* log2 of hash buckets for destinations: at most 31 members' 16 addresses */
+#define MR_NET_MAX_BACKLOG 1000 /* packets that wait for room, per peer and queue: a txqueuelen */
+#define MR_NET_MAX_HELD 1000 /* packets of one destination while it changes its path */
 
 /* Reasons why a packet to a member went the ordinary way; the names are in net_debugfs.c. */
 enum mr_reason {
 	MR_TAKEN,
-	MR_HELD, /* taken, after the destination has changed its way */
+	MR_HELD, /* taken, after the destination has changed its path */
 	MR_WAITED, /* taken, once the ring had room */
 	MR_NOT_CONFIRMED, /* neighbour and member table do not (yet) agree */
 	MR_PROTOCOL, /* neither TCP nor UDP, or options, or a fragment */
@@ -40,7 +40,7 @@ enum mr_reason {
 	MR_DENIED, /* dropped by the last rule or program */
 	MR_LINK_DOWN, /* the link went down while it was sent */
 	MR_RX, /* received */
-	MR_RX_BORROWED, /* of those: with the sender's pages */
+	MR_RX_BORROWED, /* received with the sender's pages; counted in MR_RX, too */
 	MR_RX_BAD, /* not an IP packet of that peer to us */
 	MR_RX_MEMORY, /* no memory */
 	MR_REASONS,
@@ -59,7 +59,7 @@ struct mr_self {
 	u32 id;
 	u32 macs_len, addresses_len;
 	u8 macs[MR_MAX_MACS][ETH_ALEN];
-	struct net_device *devs[MR_MAX_MACS]; /* devices with these; held */
+	struct net_device *devs[MR_MAX_MACS]; /* devices with these addresses; held */
 	struct in6_addr addresses[MR_MAX_ADDRESSES];
 };
 
@@ -78,11 +78,12 @@ struct mr_node {
 	struct in6_addr addresses[MR_MAX_ADDRESSES];
 };
 
-enum mr_way {
-	MR_WAY_ORDINARY,
-	MR_WAY_TO_CHANNEL, /* held until all earlier packets have arrived */
-	MR_WAY_CHANNEL,
-	MR_WAY_TO_ORDINARY, /* held until the peer has taken all messages */
+/* Path of a destination's packets. */
+enum mr_path {
+	MR_PATH_ORDINARY,
+	MR_PATH_TO_CHANNEL, /* held until all earlier packets have arrived */
+	MR_PATH_CHANNEL,
+	MR_PATH_TO_ORDINARY, /* held until the peer has taken all messages */
 };
 
 /* Address of another member. */
@@ -91,21 +92,21 @@ struct mr_dest {
 	struct rcu_head rcu;
 	struct in6_addr address; /* IPv4 as ::ffff:a.b.c.d */
 	u32 id, index; /* member */
-	enum mr_way way; /* changed under lock */
-	spinlock_t lock; /* of way, held, bytes of eth */
-	struct sk_buff_head held;
-	int asked_ifindex; /* a packet wants to go there by this device; 0: none */
-	bool recheck; /* the neighbour changed */
-	/* While not MR_WAY_ORDINARY: */
+	enum mr_path path; /* changed under lock */
+	spinlock_t lock; /* of path, held_skbs, bytes of eth */
+	struct sk_buff_head held_skbs;
+	int request_ifindex; /* device of a packet that asks for the channel; 0: none */
+	bool needs_recheck; /* the neighbour changed */
+	/* While not MR_PATH_ORDINARY: */
 	struct mr_peer *peer;
 	struct net_device *dev;
 	struct neighbour *neigh;
 	u8 eth[ETH_HLEN];
-	unsigned int queue, queues; /* next one to be marked, and their number; 0: not begun */
+	unsigned int queue, queues; /* next queue to be marked; their number, 0: not begun */
 	u32 token; /* of the expected marks */
-	atomic_t marks; /* number of those that have not arrived */
-	unsigned long since; /* jiffies of the last change of way, or of the marks */
-	unsigned long retry_at; /* jiffies */
+	atomic_t marks; /* number of marks that have not arrived */
+	unsigned long since_jiffies; /* time of the last change of path, or of the marks */
+	unsigned long retry_jiffies;
 	unsigned int failures;
 };
 
@@ -114,7 +115,7 @@ extern struct mutex mr_net_lock; /* of everything that changes destinations */
 extern struct mr_self __rcu *mr_self;
 extern struct mr_node __rcu *mr_nodes[MR_MAX_MEMBERS];
 extern DECLARE_HASHTABLE(mr_dests, MR_NET_BITS);
-void mr_dest_try_again(struct mr_dest *dest);
+void mr_dest_reset_retry(struct mr_dest *dest);
 struct mr_dest *mr_dest_find(const struct in6_addr *address);
 bool mr_is_own_address(const struct in6_addr *address);
 bool mr_has_address(const struct in6_addr *addresses, u32 len, const struct in6_addr *address);
@@ -122,12 +123,12 @@ int mr_find_mac(const u8 macs[][ETH_ALEN], u32 len, const u8 *mac);
 bool mr_is_excluded(const struct in6_addr *local, const struct in6_addr *remote, __be16 local_port,
 		    __be16 remote_port);
 void mr_table_changed(void);
-void mr_table_devices_changed(struct net_device *going);
+void mr_table_devices_changed(struct net_device *leaving_dev);
 void mr_table_clear(void);
 
 /* net_move.c */
 extern struct mr_peer *mr_net_peers[MR_MAX_MEMBERS]; /* under mr_net_lock; those that are up */
-void mr_move_work_soon(void);
+void mr_move_schedule_work(void);
 void mr_move_peer_up(struct mr_peer *peer);
 void mr_move_peer_down(struct mr_peer *peer);
 void mr_move_recheck(void);
@@ -137,10 +138,11 @@ void mr_move_stop(void);
 void mr_move_exit(void);
 
 /* net_mark.c */
-enum mr_mark_way {
+/* Form in which a mark comes. */
+enum mr_mark_path {
 	MR_MARK_FRAME,
 	MR_MARK_MESSAGE,
-	MR_MARK_WAYS,
+	MR_MARK_PATHS,
 };
 
 bool mr_are_queues_empty(const struct net_device *dev);
@@ -149,25 +151,25 @@ bool mr_is_marked(const struct mr_dest *dest);
 bool mr_are_marks_answered(const struct mr_dest *dest);
 void mr_send_marks(struct mr_dest *dest);
 void mr_send_channel_marks(struct mr_dest *dest);
-void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token);
-void mr_mark_answered(u32 index, u32 token, u16 count);
+void mr_mark_receive(enum mr_mark_path path, u32 index, u32 token);
+void mr_mark_receive_answer(u32 index, u32 token, u16 count);
 void mr_mark_init(void);
 void mr_mark_exit(void);
 
 /* net_hook.c */
 int mr_hooks_register(void);
 void mr_hooks_unregister(void);
-void mr_ordinary_way(struct sk_buff *skb);
+void mr_send_ordinary(struct sk_buff *skb);
 
 /* net_send.c */
 int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb);
-void mr_send_or_ordinary(struct mr_dest *dest, struct sk_buff *skb);
+void mr_send_skb_or_ordinary(struct mr_dest *dest, struct sk_buff *skb);
 void mr_backlog_writable(struct mr_peer *peer, unsigned int queue);
 bool mr_backlog_is_empty(const struct mr_dest *dest);
 void mr_backlog_init(void);
 void mr_backlog_flush(u32 index, const struct mr_dest *dest);
 int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb);
-int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token, u16 count);
+int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 type, u32 token, u16 count);
 
 /* Source and destination of an IP packet whose header is in linear memory. */
 static inline void mr_addresses(const struct sk_buff *skb, struct in6_addr *source,
@@ -186,7 +188,7 @@ static inline void mr_addresses(const struct sk_buff *skb, struct in6_addr *sour
 void mr_batch_deliver(struct list_head *batch);
 void mr_batch_drop(struct list_head *batch);
 struct sk_buff *mr_build_skb(struct mr_rx *rx, const struct net_device *dev);
-bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta, u32 least);
+bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta, u32 min_csum_start);
 void mr_receive(struct mr_rx *rx);
 void mr_received(unsigned int queue);
 void mr_receive_init(void);

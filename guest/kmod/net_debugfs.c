@@ -9,7 +9,7 @@
 
 static struct dentry *file;
 
-static const char *const reasons[MR_REASONS] = {
+static const char *const reason_names[MR_REASONS] = {
 	[MR_TAKEN] = "taken",
 	[MR_HELD] = "held",
 	[MR_WAITED] = "waited",
@@ -32,7 +32,7 @@ static const char *const reasons[MR_REASONS] = {
 
 const char *mr_reason_name(unsigned int reason)
 {
-	return reasons[reason];
+	return reason_names[reason];
 }
 
 u64 mr_count_sum(unsigned int reason)
@@ -45,12 +45,13 @@ u64 mr_count_sum(unsigned int reason)
 	return sum;
 }
 
-static const char *const ways[] = { "ordinary", "to_channel", "channel", "to_ordinary" };
+static const char *const path_names[] = { "ordinary", "to_channel", "channel", "to_ordinary" };
 
 static void show_dest(struct seq_file *m, const struct mr_dest *dest)
 {
 	seq_printf(m, "destination %pI6c member %u way %s failures %u held %u\n", &dest->address,
-		   dest->id, ways[dest->way], dest->failures, skb_queue_len(&dest->held));
+		   dest->id, path_names[dest->path], dest->failures,
+		   skb_queue_len(&dest->held_skbs));
 }
 
 static int net_show(struct seq_file *m, void *unused)
@@ -59,7 +60,7 @@ static int net_show(struct seq_file *m, void *unused)
 	unsigned int i;
 
 	for (i = 0; i < MR_REASONS; i++)
-		seq_printf(m, "%s %llu\n", reasons[i], mr_count_sum(i));
+		seq_printf(m, "%s %llu\n", reason_names[i], mr_count_sum(i));
 	mutex_lock(&mr_net_lock);
 	hash_for_each(mr_dests, i, dest, node)
 		show_dest(m, dest);

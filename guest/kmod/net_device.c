@@ -28,16 +28,16 @@ static bool device;
 module_param(device, bool, 0444);
 MODULE_PARM_DESC(device, "make a network device on the channel (N)");
 
-/* Address and the peer it was seen at; read and written as one word. */
+/* Entry of the forwarding database: an address and the peer that sent from it. */
 struct fdb_entry {
-	u64 mac_index; /* 48 bits of address, below them the index */
-	unsigned long seen;
+	u64 mac_index; /* 48 bits of address, below them the index; read and written as one word */
+	unsigned long seen_jiffies;
 };
 
 static struct net_device *mr_dev;
 static struct fdb_entry fdb[FDB_LEN];
 static struct mr_peer __rcu *peers[MR_MAX_MEMBERS];
-static struct list_head received[MR_MAX_QUEUES];
+static struct list_head batches[MR_MAX_QUEUES];
 
 static const u8 member_prefix[4] = { 0x06, 0x4d, 0x52, 0x00 };
 
@@ -60,7 +60,7 @@ static void fdb_learn(const u8 *mac, u32 index)
 		return;
 	if (READ_ONCE(entry->mac_index) != value)
 		WRITE_ONCE(entry->mac_index, value);
-	WRITE_ONCE(entry->seen, jiffies);
+	WRITE_ONCE(entry->seen_jiffies, jiffies);
 }
 
 /* Peer behind which an address is; FLOOD: unknown, or a group. Caller is in an RCU read section. */
@@ -81,7 +81,7 @@ static u32 find_peer(const u8 *mac)
 		}
 	}
 	if ((value & ~0xffffull) == mac_key(mac) &&
-	    time_before(jiffies, READ_ONCE(entry->seen) + FDB_AGE))
+	    time_before(jiffies, READ_ONCE(entry->seen_jiffies) + FDB_AGE))
 		return value & 0xffff;
 	return FLOOD;
 }
@@ -173,28 +173,28 @@ static void device_receive(struct mr_rx *rx)
 		skb_set_hash(skb, le32_to_cpu(meta->hash), PKT_HASH_TYPE_L4);
 	skb_record_rx_queue(skb, mr_rx_queue(rx));
 	skb_mark_napi_id(skb, mr_rx_napi(rx));
-	list_add_tail(&skb->list, &received[mr_rx_queue(rx)]);
+	list_add_tail(&skb->list, &batches[mr_rx_queue(rx)]);
 }
 
 static void device_received(unsigned int queue)
 {
-	mr_batch_deliver(&received[queue]);
+	mr_batch_deliver(&batches[queue]);
 }
 
 static void carrier_update(void)
 {
-	bool some = false;
+	bool has_peer = false;
 	u32 i;
 
 	for (i = 0; i < MR_MAX_MEMBERS; i++)
-		some |= !!rcu_access_pointer(peers[i]);
-	if (some)
+		has_peer |= !!rcu_access_pointer(peers[i]);
+	if (has_peer)
 		netif_carrier_on(mr_dev);
 	else
 		netif_carrier_off(mr_dev);
 }
 
-/* Caller holds the channel's lock for these two. */
+/* Caller holds the channel's lock. */
 static void device_peer_up(struct mr_peer *peer)
 {
 	u32 index = mr_peer_index(peer);
@@ -205,6 +205,7 @@ static void device_peer_up(struct mr_peer *peer)
 	carrier_update();
 }
 
+/* Caller holds the channel's lock. */
 static void device_peer_down(struct mr_peer *peer)
 {
 	u32 index = mr_peer_index(peer);
@@ -219,7 +220,7 @@ static void device_peer_down(struct mr_peer *peer)
 	carrier_update();
 }
 
-/* Sets our address, which contains our number, once that is known. */
+/* Sets the device's address, which contains this member's id, once the id is known. */
 static void device_table_changed(void)
 {
 	u8 mac[ETH_ALEN];
@@ -337,7 +338,7 @@ static void device_setup(struct net_device *dev)
 	netif_carrier_off(dev);
 }
 
-/* Makes the device. 0 also where none is wanted. */
+/* Makes the device if the parameter `device` asks for it. */
 int mr_device_init(void)
 {
 	unsigned int i;
@@ -346,7 +347,7 @@ int mr_device_init(void)
 	if (!device)
 		return 0;
 	for (i = 0; i < MR_MAX_QUEUES; i++)
-		INIT_LIST_HEAD(&received[i]);
+		INIT_LIST_HEAD(&batches[i]);
 	mr_dev = alloc_netdev_mqs(0, "mr%d", NET_NAME_ENUM, ether_setup, MR_MAX_MEMBERS + 1,
 				  MR_MAX_QUEUES);
 	if (!mr_dev)
@@ -381,6 +382,6 @@ void mr_device_exit(void)
 			mr_peer_put(peer);
 	}
 	for (i = 0; i < MR_MAX_QUEUES; i++)
-		mr_batch_drop(&received[i]);
+		mr_batch_drop(&batches[i]);
 	free_netdev(mr_dev);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Headers of packets that lie in a peer's memory, who may change them at any time.
+ * Headers of packets that lie in the memory of a peer, which may change them at any time.
  *
  * Rules, conntrack and sockets have to see the same headers, so all of them are brought into own
  * memory first. The data may stay where it is if nobody but a socket reads it; a tunnel would
@@ -83,7 +83,7 @@ bool mr_is_for_socket(const struct sk_buff *skb, const struct mr_headers *header
 					ifindex));
 }
 
-/* Handles a frame, whose packet may be of any kind. Not 0: no memory. */
+/* Replaces peers' pages in a frame unless only a socket reads them. Not 0: no memory. */
 int mr_keep_or_own_pages(struct sk_buff *skb, u32 ip, __be16 version)
 {
 	struct mr_headers headers = { .ip = ip, .version = version };

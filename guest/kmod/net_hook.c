@@ -35,7 +35,7 @@ struct mr_packet {
 	u8 protocol;
 };
 
-/* Notes that POST_ROUTING is over for this packet. */
+/* Marks a packet for which POST_ROUTING is over. */
 static void mark_routed(struct sk_buff *skb)
 {
 	if (skb->protocol == htons(ETH_P_IP))
@@ -44,8 +44,8 @@ static void mark_routed(struct sk_buff *skb)
 		IP6CB(skb)->flags |= IP6SKB_REROUTED;
 }
 
-/* Sends a packet that had been taken by the stack below POST_ROUTING. */
-void mr_ordinary_way(struct sk_buff *skb)
+/* Sends a packet that was taken or held the ordinary way: by the stack below POST_ROUTING. */
+void mr_send_ordinary(struct sk_buff *skb)
 {
 	struct net *net;
 
@@ -121,8 +121,8 @@ static bool is_flow_excluded(const struct sk_buff *skb, const struct mr_packet *
 	return ports && mr_is_excluded(&packet->source, &packet->dest->address, ports[0], ports[1]);
 }
 
-/* MR_TAKEN, or the reason against it. */
-static enum mr_reason may_take(const struct sk_buff *skb, const struct mr_packet *packet)
+/* Checks whether a packet may be taken. MR_TAKEN, or the reason against it. */
+static enum mr_reason check_packet(const struct sk_buff *skb, const struct mr_packet *packet)
 {
 	/* The fields of a tunnel's packet do not suffice to segment it again. */
 	if (skb->encapsulation)
@@ -139,7 +139,7 @@ static enum mr_reason may_take(const struct sk_buff *skb, const struct mr_packet
 }
 
 /* Runs the hooks behind LOCAL_OUT. 1: goes on; 0: a hook has taken the packet. */
-static int post_routing(struct sk_buff *skb, const struct nf_hook_state *state, u8 family)
+static int run_post_routing(struct sk_buff *skb, const struct nf_hook_state *state, u8 family)
 {
 	struct net_device *dev = skb_dst(skb)->dev;
 
@@ -149,7 +149,7 @@ static int post_routing(struct sk_buff *skb, const struct nf_hook_state *state, 
 		       state->net, state->sk, skb, NULL, dev, ordinary_okfn);
 }
 
-static bool is_same(const struct sk_buff *skb, const struct mr_packet *packet)
+static bool has_same_addresses(const struct sk_buff *skb, const struct mr_packet *packet)
 {
 	struct in6_addr source, destination;
 
@@ -157,17 +157,17 @@ static bool is_same(const struct sk_buff *skb, const struct mr_packet *packet)
 	return ipv6_addr_equal(&destination, &packet->dest->address) && mr_is_own_address(&source);
 }
 
-/* Holds a packet while the way changes. False: it has changed meanwhile. */
-static bool hold(struct mr_dest *dest, struct sk_buff *skb, unsigned int *verdict)
+/* Holds a packet while the path changes. False: it has changed meanwhile. */
+static bool hold_packet(struct mr_dest *dest, struct sk_buff *skb, unsigned int *verdict)
 {
-	bool held = false;
+	bool is_held = false;
 
 	spin_lock_bh(&dest->lock);
-	if (dest->way == MR_WAY_TO_CHANNEL || dest->way == MR_WAY_TO_ORDINARY) {
-		held = true;
-		if (skb_queue_len(&dest->held) < MR_NET_HELD) {
+	if (dest->path == MR_PATH_TO_CHANNEL || dest->path == MR_PATH_TO_ORDINARY) {
+		is_held = true;
+		if (skb_queue_len(&dest->held_skbs) < MR_NET_MAX_HELD) {
 			skb_dst_force(skb);
-			__skb_queue_tail(&dest->held, skb);
+			__skb_queue_tail(&dest->held_skbs, skb);
 			*verdict = NF_STOLEN;
 			mr_count(MR_HELD);
 		} else {
@@ -176,18 +176,18 @@ static bool hold(struct mr_dest *dest, struct sk_buff *skb, unsigned int *verdic
 		}
 	}
 	spin_unlock_bh(&dest->lock);
-	return held;
+	return is_held;
 }
 
-static unsigned int go(struct mr_dest *dest, struct sk_buff *skb)
+static unsigned int send_by_path(struct mr_dest *dest, struct sk_buff *skb)
 {
 	unsigned int verdict = NF_ACCEPT;
-	enum mr_way way;
+	enum mr_path path;
 	int err;
 
-	/* One read decides: between two, the way could change, and the packet overtake. */
-	while ((way = READ_ONCE(dest->way)) != MR_WAY_CHANNEL) {
-		if (way == MR_WAY_ORDINARY || hold(dest, skb, &verdict))
+	/* One read decides: between two, the path could change, and the packet overtake. */
+	while ((path = READ_ONCE(dest->path)) != MR_PATH_CHANNEL) {
+		if (path == MR_PATH_ORDINARY || hold_packet(dest, skb, &verdict))
 			return verdict;
 	}
 	err = mr_send_skb(dest, skb);
@@ -201,35 +201,36 @@ static unsigned int go(struct mr_dest *dest, struct sk_buff *skb)
 	return NF_ACCEPT;
 }
 
-static unsigned int take(struct sk_buff *skb, const struct nf_hook_state *state,
-			 const struct mr_packet *packet)
+static unsigned int take_packet(struct sk_buff *skb, const struct nf_hook_state *state,
+				const struct mr_packet *packet)
 {
 	struct mr_dest *dest = packet->dest;
 	struct sock *sk = state->sk;
 	enum mr_reason reason;
 	int err;
 
-	if (READ_ONCE(dest->way) == MR_WAY_ORDINARY) {
-		if (!READ_ONCE(dest->asked_ifindex) && time_after_eq(jiffies, dest->retry_at)) {
-			WRITE_ONCE(dest->asked_ifindex, state->out->ifindex);
-			mr_move_work_soon();
+	if (READ_ONCE(dest->path) == MR_PATH_ORDINARY) {
+		if (!READ_ONCE(dest->request_ifindex) &&
+		    time_after_eq(jiffies, dest->retry_jiffies)) {
+			WRITE_ONCE(dest->request_ifindex, state->out->ifindex);
+			mr_move_schedule_work();
 		}
 		mr_count(MR_NOT_CONFIRMED);
 		return NF_ACCEPT;
 	}
-	reason = may_take(skb, packet);
+	reason = check_packet(skb, packet);
 	if (reason != MR_TAKEN) {
 		mr_count(reason);
 		return NF_ACCEPT;
 	}
-	err = post_routing(skb, state, packet->family);
+	err = run_post_routing(skb, state, packet->family);
 	if (err != 1) {
 		if (err < 0)
 			mr_count(MR_DENIED);
 		return NF_STOLEN;
 	}
 	mark_routed(skb);
-	if (!is_same(skb, packet) || !is_direct_route(skb, packet)) {
+	if (!has_same_addresses(skb, packet) || !is_direct_route(skb, packet)) {
 		mr_count(MR_REROUTED);
 		return NF_ACCEPT;
 	}
@@ -238,7 +239,7 @@ static unsigned int take(struct sk_buff *skb, const struct nf_hook_state *state,
 		mr_count(MR_DENIED);
 		return NF_DROP;
 	}
-	return go(dest, skb);
+	return send_by_path(dest, skb);
 }
 
 static unsigned int hook_v4(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
@@ -258,7 +259,7 @@ static unsigned int hook_v4(void *priv, struct sk_buff *skb, const struct nf_hoo
 		return NF_ACCEPT;
 	}
 	ipv6_addr_set_v4mapped(ip->saddr, &packet.source);
-	return take(skb, state, &packet);
+	return take_packet(skb, state, &packet);
 }
 
 static unsigned int hook_v6(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
@@ -277,7 +278,7 @@ static unsigned int hook_v6(void *priv, struct sk_buff *skb, const struct nf_hoo
 		return NF_ACCEPT;
 	}
 	packet.source = ip->saddr;
-	return take(skb, state, &packet);
+	return take_packet(skb, state, &packet);
 }
 
 static const struct nf_hook_ops hooks[] = {

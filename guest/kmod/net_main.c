@@ -11,10 +11,10 @@
  * enter the peer's stack above the link layer (net_receive.c). Programs, sockets, routes and
  * rules stay as they are.
  *
- * A destination changes its way without changing the order of its packets; whatever cannot or
- * may not be taken goes the ordinary way.
+ * A destination changes its path without changing the order of its packets; packets that cannot or
+ * may not be taken go the ordinary way.
  *
- * The other face, for appliances, is a network device of its own (net_device.c).
+ * For appliances there is, besides, a network device on the channel (net_device.c).
  *
  * Limits: the initial network namespace; TCP and UDP, with neither IP options nor extension
  * headers, to neighbours; XDP programs of the receiver's device do not see the packets.

@@ -16,9 +16,9 @@
 #include "net.h"
 
 #define MAX_MARKS 32 /* of a member that wait for answers; others are lost, and sent again */
-#define LOOK_MS 20 /* at CPUs that are busy receiving; two times that is less than MARK_MS */
+#define VISIT_MS 20 /* time limit for CPUs that are busy receiving; twice that is below MARK_MS */
 
-/* Marks of a member that came one way, by its index in the table. */
+/* Marks of one member, of one form, that wait for answers. */
 struct marks {
 	unsigned int len;
 	struct mark {
@@ -27,19 +27,20 @@ struct marks {
 	} mark[MAX_MARKS];
 };
 
-/* Marks that arrive, and those that are about to be answered. */
-static struct marks marks[2][MR_MARK_WAYS][MR_MAX_MEMBERS];
-static unsigned int coming;
+/* Two sets of marks: one to which marks are added, and one that is being answered. */
+static struct marks marks[2][MR_MARK_PATHS][MR_MAX_MEMBERS];
+static unsigned int open_set; /* index of the set to which marks are added */
 static DEFINE_SPINLOCK(marks_lock);
 
+/* Check of a CPU, by a task on it, for packets that it has not received yet. */
 struct visit {
 	struct work_struct work;
-	u32 asked; /* number of the last check of all CPUs that includes this one */
-	u32 seen; /* number of the check that found nothing left to receive */
+	u32 check_id; /* number of the last check of all CPUs */
+	u32 idle_check_id; /* number of the last check that found nothing left to receive */
 };
 
 static DEFINE_PER_CPU(struct visit, visits);
-static DECLARE_WAIT_QUEUE_HEAD(visited);
+static DECLARE_WAIT_QUEUE_HEAD(visit_queue);
 
 /* Whether the queueing disciplines of a device are empty. */
 bool mr_are_queues_empty(const struct net_device *dev)
@@ -89,7 +90,7 @@ static void send_mark(struct mr_dest *dest, u16 queue)
 	dev_queue_xmit(skb);
 }
 
-/* Gives the next marks another number. Readers are waited for before these are sent. */
+/* Gives the next marks another token. Readers are waited for before these marks are sent. */
 void mr_renew_marks(struct mr_dest *dest)
 {
 	dest->queue = 0;
@@ -118,12 +119,12 @@ static void begin_marks(struct mr_dest *dest, unsigned int queues)
 void mr_send_marks(struct mr_dest *dest)
 {
 	begin_marks(dest, READ_ONCE(dest->dev->real_num_tx_queues));
-	dest->since = jiffies;
+	dest->since_jiffies = jiffies;
 	for (; dest->queue < dest->queues; dest->queue++)
 		send_mark(dest, dest->queue);
 }
 
-/* Sends a mark by each queue of the channel. Where one is full, this and the next ones wait. */
+/* Sends a mark by each queue of the channel. A full queue stops it: the next call goes on there. */
 void mr_send_channel_marks(struct mr_dest *dest)
 {
 	if (!dest->queues)
@@ -137,8 +138,8 @@ void mr_send_channel_marks(struct mr_dest *dest)
 static void visit(struct work_struct *work)
 {
 	struct visit *visit = container_of(work, struct visit, work);
-	/* Before the check: see look_at_all(). */
-	u32 asked = smp_load_acquire(&visit->asked);
+	/* Before the check: see wait_for_all_cpus(). */
+	u32 check_id = smp_load_acquire(&visit->check_id);
 	bool is_empty;
 
 	local_bh_disable();
@@ -147,43 +148,44 @@ static void visit(struct work_struct *work)
 	if (!is_empty)
 		return;
 	/* After the packets that it delivered. */
-	smp_store_release(&visit->seen, asked);
-	wake_up(&visited);
+	smp_store_release(&visit->idle_check_id, check_id);
+	wake_up(&visit_queue);
 }
 
-static bool is_seen(unsigned int cpu)
+/* Whether the current check of all CPUs has found that this one had nothing left to receive. */
+static bool has_idled(unsigned int cpu)
 {
 	const struct visit *visit = per_cpu_ptr(&visits, cpu);
 
 	/* Before the answer. */
-	return smp_load_acquire(&visit->seen) == visit->asked;
+	return smp_load_acquire(&visit->idle_check_id) == visit->check_id;
 }
 
-static bool are_all_seen(void)
+static bool have_all_idled(void)
 {
 	unsigned int cpu;
 
 	for_each_online_cpu(cpu) {
-		if (!is_seen(cpu))
+		if (!has_idled(cpu))
 			return false;
 	}
 	return true;
 }
 
-static void visit_those_not_seen(void)
+static void schedule_visits(void)
 {
 	unsigned int cpu;
 
 	cpus_read_lock();
 	for_each_online_cpu(cpu) {
-		if (!is_seen(cpu))
+		if (!has_idled(cpu))
 			schedule_work_on(cpu, &per_cpu_ptr(&visits, cpu)->work);
 	}
 	cpus_read_unlock();
 }
 
 /* Waits until each CPU had nothing left to receive at some time, or until the deadline. */
-static void look_at_all(unsigned long until)
+static void wait_for_all_cpus(unsigned long deadline)
 {
 	unsigned int cpu;
 
@@ -191,60 +193,61 @@ static void look_at_all(unsigned long until)
 		struct visit *visit = per_cpu_ptr(&visits, cpu);
 
 		/* After the marks: a visit that already runs has checked too early. */
-		smp_store_release(&visit->asked, visit->asked + 1);
+		smp_store_release(&visit->check_id, visit->check_id + 1);
 	}
 	do {
-		visit_those_not_seen();
-		wait_event_idle_timeout(visited, are_all_seen(), 1);
-	} while (!are_all_seen() && time_before(jiffies, until));
+		schedule_visits();
+		wait_event_idle_timeout(visit_queue, have_all_idled(), 1);
+	} while (!have_all_idled() && time_before(jiffies, deadline));
 }
 
 /*
- * What came before a mark may be with another CPU, whose receive queue it came by. When a task of
- * that CPU runs, it has seen to its interrupts, and knows whether something is left. Twice, since
- * one may have given it to another (RPS).
+ * Waits until all packets that came before a mark are received. They may have come by the receive
+ * queue of another CPU. When a task runs on that CPU, it has handled its interrupts, and its poll
+ * list shows whether packets are left. Twice, since a CPU may have given packets to another (RPS).
  *
- * A CPU that receives all the time for LOOK_MS has seen to its queues often. Not waited for are one
- * that lets no task of ours run for so long, NAPI in a thread, and what the host holds back.
+ * A CPU that receives all the time for VISIT_MS has handled its queues often. Limits: there is no
+ * wait for a CPU that lets no task of ours run for that time, for NAPI in a thread, and for packets
+ * that the host holds back.
  */
-static void let_all_receive(void)
+static void wait_for_receivers(void)
 {
-	unsigned long until = jiffies + msecs_to_jiffies(LOOK_MS);
+	unsigned long deadline = jiffies + msecs_to_jiffies(VISIT_MS);
 
-	look_at_all(until);
-	look_at_all(until);
+	wait_for_all_cpus(deadline);
+	wait_for_all_cpus(deadline);
 }
 
-static void answer(struct marks *came, unsigned int index)
+static void send_answers(struct marks *batch, unsigned int index)
 {
 	unsigned int i;
 
-	for (i = 0; i < came->len; i++) {
+	for (i = 0; i < batch->len; i++) {
 		struct mr_peer *peer;
 
 		rcu_read_lock_bh();
 		/* A peer that goes down is waited for: see mr_move_peer_down(). */
 		peer = READ_ONCE(mr_net_peers[index]);
 		if (peer)
-			mr_send_control(peer, 0, MR_NET_ARRIVED, came->mark[i].token,
-					came->mark[i].count);
+			mr_send_control(peer, 0, MR_NET_ARRIVED, batch->mark[i].token,
+					batch->mark[i].count);
 		rcu_read_unlock_bh();
 	}
-	came->len = 0;
+	batch->len = 0;
 }
 
 static void answer_all(struct work_struct *unused)
 {
-	unsigned int i, way, came;
+	unsigned int i, path, closed_set;
 
 	spin_lock_bh(&marks_lock);
-	came = coming;
-	coming ^= 1;
+	closed_set = open_set;
+	open_set ^= 1;
 	spin_unlock_bh(&marks_lock);
-	let_all_receive();
-	for (way = 0; way < MR_MARK_WAYS; way++) {
+	wait_for_receivers();
+	for (path = 0; path < MR_MARK_PATHS; path++) {
 		for (i = 0; i < MR_MAX_MEMBERS; i++)
-			answer(&marks[came][way][i], i);
+			send_answers(&marks[closed_set][path][i], i);
 	}
 }
 
@@ -265,23 +268,25 @@ static void add_mark(struct marks *to, u32 token)
 }
 
 /* Handles a mark of the member at this index of the table. Softirq. */
-void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token)
+void mr_mark_receive(enum mr_mark_path path, u32 index, u32 token)
 {
 	spin_lock(&marks_lock);
-	add_mark(&marks[coming][way][index], token);
+	add_mark(&marks[open_set][path][index], token);
 	spin_unlock(&marks_lock);
-	/* Answers many marks of a sender at once. By any CPU: this one may have no time. */
+	/* Delayed, to answer many marks of a sender at once. By any CPU: this one may be busy. */
 	queue_delayed_work(system_unbound_wq, &work, 1);
 }
 
-static bool is_last(int left, u16 count)
+static bool is_last(int remaining, u16 count)
 {
-	return left <= 0 && left + count > 0;
+	return remaining <= 0 && remaining + count > 0;
 }
 
-/* Handles the answer to our marks, for so many queues more: all earlier packets of these arrived
- * too. Softirq. */
-void mr_mark_answered(u32 index, u32 token, u16 count)
+/*
+ * Handles an answer to our marks, for @count queues more: all earlier packets of these queues have
+ * arrived, too. Softirq.
+ */
+void mr_mark_receive_answer(u32 index, u32 token, u16 count)
 {
 	struct mr_dest *dest;
 	unsigned int i;
@@ -289,7 +294,7 @@ void mr_mark_answered(u32 index, u32 token, u16 count)
 	hash_for_each_rcu(mr_dests, i, dest, node) {
 		if (dest->index == index && READ_ONCE(dest->token) == token &&
 		    is_last(atomic_sub_return(count, &dest->marks), count))
-			mr_move_work_soon();
+			mr_move_schedule_work();
 	}
 }
 
@@ -301,7 +306,7 @@ void mr_mark_init(void)
 		INIT_WORK(&per_cpu_ptr(&visits, cpu)->work, visit);
 }
 
-/* No more marks arrive. */
+/* Cancels all work. No more marks arrive. */
 void mr_mark_exit(void)
 {
 	unsigned int cpu;

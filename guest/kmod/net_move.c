@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Changing the way of a destination's packets without changing their order.
+ * Changing the path of a destination's packets without changing their order.
  *
  * Onto the channel: packets are held, and a *mark* (a frame of its own) is sent by each transmit
- * queue of the ordinary way. It arrives behind everything sent before; the peer says so over the
- * channel, once each of its CPUs has seen to what it received (net_mark.c). Then the held packets
+ * queue of the ordinary way. It arrives behind all earlier packets; the peer says so over the
+ * channel, once each of its CPUs has handled what it received (net_mark.c). Then the held packets
  * follow by the channel. A mark that is not answered within MARK_MS sends the held packets the
  * ordinary way, and the next try waits longer each time.
  *
  * A queueing discipline with more than one queue (fq_codel, fq, pfifo_fast) might let a mark
- * overtake, so the marks wait until it is empty. What others send may keep it full: after
+ * overtake, so the marks wait until it is empty. Packets of others may keep it full: after
  * QUEUE_MS the marks go all the same. Then a packet that waited there for longer may come late.
  *
  * Off the channel: packets are held until the peer has answered marks in its rings, has taken
@@ -33,7 +33,7 @@
 #define DRAIN_MS 200
 #define RETRY_MS 200 /* doubled with each failure */
 #define MAX_FAILURES 8 /* doublings */
-#define SOON_MS 2 /* while something changes */
+#define STEP_MS 2 /* while something changes */
 
 struct mr_peer *mr_net_peers[MR_MAX_MEMBERS];
 
@@ -48,8 +48,8 @@ static bool is_off(void)
 	return READ_ONCE(stopping) || !READ_ONCE(enabled);
 }
 
-/* By any CPU: the caller's may have no time for it. */
-static void work_in(unsigned int ms)
+/* Schedules the work on any CPU: the caller's may be busy. */
+static void schedule_work_in(unsigned int ms)
 {
 	unsigned long flags;
 
@@ -62,25 +62,26 @@ static void work_in(unsigned int ms)
 	spin_unlock_irqrestore(&work_lock, flags);
 }
 
-void mr_move_work_soon(void)
+void mr_move_schedule_work(void)
 {
-	work_in(0);
+	schedule_work_in(0);
 }
 
-static void set_way(struct mr_dest *dest, enum mr_way way)
+static void set_path(struct mr_dest *dest, enum mr_path path)
 {
 	lockdep_assert_held(&dest->lock);
-	WRITE_ONCE(dest->way, way);
-	dest->since = jiffies;
+	WRITE_ONCE(dest->path, path);
+	dest->since_jiffies = jiffies;
 }
 
 static bool is_older(const struct mr_dest *dest, unsigned int ms)
 {
-	return time_after(jiffies, dest->since + msecs_to_jiffies(ms));
+	return time_after(jiffies, dest->since_jiffies + msecs_to_jiffies(ms));
 }
 
-/* Entry of ARP or NDP for an address; held. NULL: no valid one. */
-static struct neighbour *neighbour_of(const struct mr_dest *dest, struct net_device *dev, u8 *mac)
+/* Looks up the valid entry of ARP or NDP for an address; held. NULL: none. */
+static struct neighbour *lookup_neighbour(const struct mr_dest *dest, struct net_device *dev,
+					  u8 *mac)
 {
 	bool v4 = ipv6_addr_v4mapped(&dest->address);
 	struct neighbour *neigh = v4 ? neigh_lookup(&arp_tbl, &dest->address.s6_addr32[3], dev) :
@@ -120,14 +121,14 @@ static bool is_own_device(const struct net_device *dev)
 /* Confirms that both sources agree: the neighbour's address and the member table's. */
 static bool confirm(struct mr_dest *dest)
 {
-	struct net_device *dev = dev_get_by_index(&init_net, dest->asked_ifindex);
+	struct net_device *dev = dev_get_by_index(&init_net, dest->request_ifindex);
 	struct neighbour *neigh = NULL;
 	u8 mac[MAX_ADDR_LEN];
 
 	if (!dev)
 		return false;
 	if (is_own_device(dev))
-		neigh = neighbour_of(dest, dev, mac);
+		neigh = lookup_neighbour(dest, dev, mac);
 	if (!neigh || !is_member_mac(dest, mac)) {
 		if (neigh)
 			neigh_release(neigh);
@@ -144,13 +145,13 @@ static bool confirm(struct mr_dest *dest)
 }
 
 /* Whether the confirmed facts still hold. */
-static bool holds(struct mr_dest *dest)
+static bool are_facts_valid(struct mr_dest *dest)
 {
 	u8 mac[MAX_ADDR_LEN];
 
 	if (mr_net_peers[dest->index] != dest->peer || is_off())
 		return false;
-	if (!xchg(&dest->recheck, false))
+	if (!xchg(&dest->needs_recheck, false))
 		return true;
 	if (dest->neigh->dead || !(READ_ONCE(dest->neigh->nud_state) & NUD_VALID))
 		return false;
@@ -160,7 +161,7 @@ static bool holds(struct mr_dest *dest)
 	       ether_addr_equal(dest->dev->dev_addr, dest->eth + ETH_ALEN);
 }
 
-static void let_go(struct mr_dest *dest)
+static void release_refs(struct mr_dest *dest)
 {
 	neigh_release(dest->neigh);
 	dev_put(dest->dev);
@@ -170,79 +171,79 @@ static void let_go(struct mr_dest *dest)
 	dest->peer = NULL;
 }
 
-static void begin(struct mr_dest *dest)
+static void begin_move(struct mr_dest *dest)
 {
 	dest->peer = mr_net_peers[dest->index];
 	mr_peer_get(dest->peer);
 	mr_renew_marks(dest);
 	/* A change between confirm()'s check and now has not found the destination. */
-	WRITE_ONCE(dest->recheck, true);
+	WRITE_ONCE(dest->needs_recheck, true);
 	spin_lock_bh(&dest->lock);
-	set_way(dest, MR_WAY_TO_CHANNEL);
+	set_path(dest, MR_PATH_TO_CHANNEL);
 	spin_unlock_bh(&dest->lock);
-	/* Senders that still saw the old way have handed their packets to the device, and asked. */
+	/* Senders that saw the old path have sent their packets and made their requests. */
 	synchronize_net();
-	WRITE_ONCE(dest->asked_ifindex, 0);
+	WRITE_ONCE(dest->request_ifindex, 0);
 }
 
-/* Sends held packets by the way that is chosen now. */
-static void release_held(struct mr_dest *dest, enum mr_way way)
+/* Changes the path, and sends held packets by it. */
+static void release_held(struct mr_dest *dest, enum mr_path path)
 {
 	struct sk_buff *skb;
 
 	/* Later senders wait for the lock, or queue behind: see net_hook.c. */
 	spin_lock_bh(&dest->lock);
-	while ((skb = __skb_dequeue(&dest->held))) {
-		if (way == MR_WAY_CHANNEL)
-			mr_send_or_ordinary(dest, skb);
+	while ((skb = __skb_dequeue(&dest->held_skbs))) {
+		if (path == MR_PATH_CHANNEL)
+			mr_send_skb_or_ordinary(dest, skb);
 		else
-			mr_ordinary_way(skb);
+			mr_send_ordinary(skb);
 	}
-	set_way(dest, way);
+	set_path(dest, path);
 	spin_unlock_bh(&dest->lock);
 }
 
-static void fail(struct mr_dest *dest)
+static void note_failure(struct mr_dest *dest)
 {
 	unsigned int ms = RETRY_MS << dest->failures;
 
 	dest->failures = min(dest->failures + 1, MAX_FAILURES + 0u);
-	dest->retry_at = jiffies + msecs_to_jiffies(ms);
+	dest->retry_jiffies = jiffies + msecs_to_jiffies(ms);
 }
 
 static void step_ordinary(struct mr_dest *dest)
 {
-	if (!READ_ONCE(dest->asked_ifindex) || !mr_net_peers[dest->index] || is_off())
+	if (!READ_ONCE(dest->request_ifindex) || !mr_net_peers[dest->index] || is_off())
 		return;
-	if (time_before(jiffies, dest->retry_at)) {
-		/* It asked before that time was set. The next packet after it asks again. */
-		WRITE_ONCE(dest->asked_ifindex, 0);
+	if (time_before(jiffies, dest->retry_jiffies)) {
+		/* The request is older than that time. The next packet after it makes a new one. */
+		WRITE_ONCE(dest->request_ifindex, 0);
 		return;
 	}
 	if (!rcu_access_pointer(mr_self) || !confirm(dest)) {
-		/* The next packet asks again. */
-		WRITE_ONCE(dest->asked_ifindex, 0);
-		fail(dest);
+		/* The next packet makes a new request. */
+		WRITE_ONCE(dest->request_ifindex, 0);
+		note_failure(dest);
 		return;
 	}
-	WRITE_ONCE(dest->asked_ifindex, 0);
-	begin(dest);
+	WRITE_ONCE(dest->request_ifindex, 0);
+	begin_move(dest);
 }
 
 static void step_to_channel(struct mr_dest *dest)
 {
-	bool still = holds(dest);
+	bool is_valid = are_facts_valid(dest);
 
-	if (still && !mr_is_marked(dest) &&
+	if (is_valid && !mr_is_marked(dest) &&
 	    (mr_are_queues_empty(dest->dev) || is_older(dest, QUEUE_MS)))
 		mr_send_marks(dest);
-	if (still && mr_are_marks_answered(dest)) {
+	if (is_valid && mr_are_marks_answered(dest)) {
 		dest->failures = 0;
-		release_held(dest, MR_WAY_CHANNEL);
-	} else if (!still || (mr_is_marked(dest) && is_older(dest, MARK_MS))) {
-		release_held(dest, MR_WAY_ORDINARY);
-		fail(dest);
-		let_go(dest);
+		release_held(dest, MR_PATH_CHANNEL);
+	} else if (!is_valid || (mr_is_marked(dest) && is_older(dest, MARK_MS))) {
+		release_held(dest, MR_PATH_ORDINARY);
+		note_failure(dest);
+		release_refs(dest);
 	}
 }
 
@@ -250,17 +251,17 @@ static void step_to_channel(struct mr_dest *dest)
  * Whether the peer has taken all messages, or had enough time for it. The backlog comes first: its
  * packets go into the rings, and none comes back.
  */
-static bool is_taken(const struct mr_dest *dest)
+static bool is_ring_drained(const struct mr_dest *dest)
 {
 	return is_older(dest, DRAIN_MS) ||
 	       (mr_backlog_is_empty(dest) && mr_peer_is_idle(dest->peer));
 }
 
-/* Whether the peer has given all of it to its stack. A peer that goes down is not asked. */
+/* Whether the peer has given all messages to its stack. One that goes down gets no marks. */
 static bool is_drained(struct mr_dest *dest)
 {
 	if (mr_net_peers[dest->index] != dest->peer || is_older(dest, DRAIN_MS))
-		return is_taken(dest);
+		return is_ring_drained(dest);
 	if (!mr_is_marked(dest) && mr_backlog_is_empty(dest))
 		mr_send_channel_marks(dest);
 	return mr_are_marks_answered(dest);
@@ -269,24 +270,24 @@ static bool is_drained(struct mr_dest *dest)
 static void leave_channel(struct mr_dest *dest)
 {
 	mr_backlog_flush(dest->index, dest);
-	release_held(dest, MR_WAY_ORDINARY);
-	let_go(dest);
+	release_held(dest, MR_PATH_ORDINARY);
+	release_refs(dest);
 }
 
-static void hold_back(struct mr_dest *dest)
+static void hold_packets(struct mr_dest *dest)
 {
 	mr_renew_marks(dest);
 	spin_lock_bh(&dest->lock);
-	set_way(dest, MR_WAY_TO_ORDINARY);
+	set_path(dest, MR_PATH_TO_ORDINARY);
 	spin_unlock_bh(&dest->lock);
 }
 
 static void step_channel(struct mr_dest *dest)
 {
-	if (holds(dest))
+	if (are_facts_valid(dest))
 		return;
-	hold_back(dest);
-	/* Senders that still saw the old way have put their packets into the ring. */
+	hold_packets(dest);
+	/* Senders that saw the old path have put their packets into the ring. */
 	synchronize_net();
 }
 
@@ -295,41 +296,41 @@ static void step_to_ordinary(struct mr_dest *dest)
 	if (!is_drained(dest))
 		return;
 	leave_channel(dest);
-	dest->retry_at = jiffies + msecs_to_jiffies(RETRY_MS);
+	dest->retry_jiffies = jiffies + msecs_to_jiffies(RETRY_MS);
 }
 
-/* Does the next step. True: the destination is between two ways. */
+/* Does the next step of a destination. True: it is between two paths. */
 static bool step(struct mr_dest *dest)
 {
-	if (dest->way == MR_WAY_ORDINARY)
+	if (dest->path == MR_PATH_ORDINARY)
 		step_ordinary(dest);
-	if (dest->way == MR_WAY_TO_CHANNEL)
+	if (dest->path == MR_PATH_TO_CHANNEL)
 		step_to_channel(dest);
-	if (dest->way == MR_WAY_CHANNEL)
+	if (dest->path == MR_PATH_CHANNEL)
 		step_channel(dest);
-	if (dest->way == MR_WAY_TO_ORDINARY)
+	if (dest->path == MR_PATH_TO_ORDINARY)
 		step_to_ordinary(dest);
-	return dest->way == MR_WAY_TO_CHANNEL || dest->way == MR_WAY_TO_ORDINARY;
+	return dest->path == MR_PATH_TO_CHANNEL || dest->path == MR_PATH_TO_ORDINARY;
 }
 
-/* Does the next step of all. True: some are between two ways. */
+/* Does the next step of all destinations. True: some are between two paths. */
 static bool step_all(void)
 {
 	struct mr_dest *dest;
-	bool moving = false;
+	bool is_moving = false;
 	unsigned int i;
 
 	mutex_lock(&mr_net_lock);
 	hash_for_each(mr_dests, i, dest, node)
-		moving |= step(dest);
+		is_moving |= step(dest);
 	mutex_unlock(&mr_net_lock);
-	return moving;
+	return is_moving;
 }
 
 static void move_work(struct work_struct *unused)
 {
 	if (step_all())
-		work_in(SOON_MS);
+		schedule_work_in(STEP_MS);
 }
 
 static void work_stop(void)
@@ -342,16 +343,16 @@ static void work_stop(void)
 	cancel_delayed_work_sync(&work);
 }
 
-/* The table removes a destination; no lookup finds it any more. */
+/* Brings a destination that the table removes to the ordinary way. No lookup finds it any more. */
 void mr_move_retire(struct mr_dest *dest)
 {
 	lockdep_assert_held(&mr_net_lock);
-	if (dest->way == MR_WAY_ORDINARY)
+	if (dest->path == MR_PATH_ORDINARY)
 		return;
-	if (dest->way == MR_WAY_CHANNEL)
-		hold_back(dest);
+	if (dest->path == MR_PATH_CHANNEL)
+		hold_packets(dest);
 	/* An answer would no longer find it. */
-	while (dest->way == MR_WAY_TO_ORDINARY && !is_taken(dest))
+	while (dest->path == MR_PATH_TO_ORDINARY && !is_ring_drained(dest))
 		schedule_timeout_idle(1);
 	leave_channel(dest);
 }
@@ -364,12 +365,12 @@ void mr_move_peer_up(struct mr_peer *peer)
 	mutex_lock(&mr_net_lock);
 	hash_for_each(mr_dests, i, dest, node) {
 		if (dest->index == mr_peer_index(peer))
-			mr_dest_try_again(dest);
+			mr_dest_reset_retry(dest);
 	}
 	mr_peer_get(peer);
 	WRITE_ONCE(mr_net_peers[mr_peer_index(peer)], peer);
 	mutex_unlock(&mr_net_lock);
-	mr_move_work_soon();
+	mr_move_schedule_work();
 }
 
 void mr_move_peer_down(struct mr_peer *peer)
@@ -383,15 +384,15 @@ void mr_move_peer_down(struct mr_peer *peer)
 		WRITE_ONCE(mr_net_peers[index], NULL);
 		/* Later senders must not overtake packets that wait. */
 		hash_for_each(mr_dests, i, dest, node) {
-			if (dest->peer == peer && dest->way == MR_WAY_CHANNEL)
-				hold_back(dest);
+			if (dest->peer == peer && dest->path == MR_PATH_CHANNEL)
+				hold_packets(dest);
 		}
 		synchronize_net();
 		mr_backlog_flush(index, NULL);
 		mr_peer_put(peer);
 	}
 	mutex_unlock(&mr_net_lock);
-	mr_move_work_soon();
+	mr_move_schedule_work();
 }
 
 /* A neighbour changed: check the destinations that rely on it again. Softirq or task. */
@@ -407,13 +408,13 @@ static int neighbour_event(struct notifier_block *nb, unsigned long event, void 
 	rcu_read_lock();
 	hash_for_each_rcu(mr_dests, i, dest, node) {
 		if (READ_ONCE(dest->neigh) == neigh) {
-			WRITE_ONCE(dest->recheck, true);
+			WRITE_ONCE(dest->needs_recheck, true);
 			found = true;
 		}
 	}
 	rcu_read_unlock();
 	if (found)
-		mr_move_work_soon();
+		mr_move_schedule_work();
 	return NOTIFY_DONE;
 }
 
@@ -425,9 +426,9 @@ void mr_move_recheck(void)
 
 	rcu_read_lock();
 	hash_for_each_rcu(mr_dests, i, dest, node)
-		WRITE_ONCE(dest->recheck, true);
+		WRITE_ONCE(dest->needs_recheck, true);
 	rcu_read_unlock();
-	mr_move_work_soon();
+	mr_move_schedule_work();
 }
 
 static int set_enabled(const char *value, const struct kernel_param *param)
@@ -458,12 +459,11 @@ void mr_move_stop(void)
 	work_stop();
 	while (step_all())
 		schedule_timeout_idle(1);
-	/* Packets that senders of another way leave with nf_queue now are dropped with the
-	 * hooks. */
+	/* Packets that other senders leave with nf_queue now are dropped with the hooks. */
 	synchronize_net();
 }
 
-/* The hooks and the client are unregistered. */
+/* Frees all destinations and peers. The hooks and the client are unregistered. */
 void mr_move_exit(void)
 {
 	unsigned int i;

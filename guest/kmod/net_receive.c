@@ -4,7 +4,7 @@
  *
  * The packet has the Ethernet header that it would have come with and the device it would have
  * come by, so that filters, PREROUTING and INPUT treat it like any other. It must be from an
- * address of the sending member to one of ours; what the sender's own memory says is not asked.
+ * address of the sending member to one of ours, by the host's table and not by the sender's memory.
  */
 #include <linux/ip.h>
 #include <linux/ipv6.h>
@@ -14,19 +14,19 @@
 
 #include "net.h"
 
-#define COPY_WHOLE 2048 /* largest packet in one piece of memory */
-#define HEAD 128 /* of larger ones that are copied: for the stack's headers */
+#define MAX_LINEAR_LEN 2048 /* largest packet in one piece of memory */
+#define HEAD_LEN 128 /* linear bytes of a larger packet: for the stack's headers */
 
 /*
- * Memory of datagrams that come at once: those beyond a socket's room (208 KiB by default) are
- * lost. Of small ones there are as many as a round has.
+ * Memory of datagrams that one round receives: those beyond a socket's room (208 KiB by default)
+ * would be lost. Small datagrams count for more than their memory, so that they fill a round.
  */
-#define DATAGRAMS_AT_ONCE 131072
+#define MAX_DATAGRAM_BYTES 131072
 
 static struct list_head batches[MR_MAX_QUEUES];
 static u32 datagram_bytes[MR_MAX_QUEUES]; /* in the batch */
 
-static struct sk_buff *with_headroom(struct mr_rx *rx, u32 len)
+static struct sk_buff *alloc_with_headroom(struct mr_rx *rx, u32 len)
 {
 	struct sk_buff *skb = napi_alloc_skb(mr_rx_napi(rx), ETH_HLEN + len);
 
@@ -36,26 +36,27 @@ static struct sk_buff *with_headroom(struct mr_rx *rx, u32 len)
 	return skb;
 }
 
-static struct sk_buff *copied(struct mr_rx *rx)
+/* Makes a packet with a copy of the message. NULL: no memory. */
+static struct sk_buff *build_copied(struct mr_rx *rx)
 {
-	u32 len = mr_rx_len(rx), off = HEAD;
+	u32 len = mr_rx_len(rx), off = HEAD_LEN;
 	struct sk_buff *skb;
 	unsigned int i;
 	int err;
 
-	if (len <= COPY_WHOLE) {
-		skb = with_headroom(rx, len);
+	if (len <= MAX_LINEAR_LEN) {
+		skb = alloc_with_headroom(rx, len);
 		if (skb)
 			mr_rx_copy(rx, 0, __skb_put(skb, len), len);
 		return skb;
 	}
-	skb = alloc_skb_with_frags(NET_SKB_PAD + ETH_HLEN + HEAD, len - HEAD,
+	skb = alloc_skb_with_frags(NET_SKB_PAD + ETH_HLEN + HEAD_LEN, len - HEAD_LEN,
 				   PAGE_ALLOC_COSTLY_ORDER, &err, GFP_ATOMIC);
 	if (!skb)
 		return NULL;
 	skb_reserve(skb, NET_SKB_PAD + ETH_HLEN);
-	mr_rx_copy(rx, 0, __skb_put(skb, HEAD), HEAD);
-	skb->data_len = len - HEAD;
+	mr_rx_copy(rx, 0, __skb_put(skb, HEAD_LEN), HEAD_LEN);
+	skb->data_len = len - HEAD_LEN;
 	skb->len = len;
 	for (i = 0; i < skb_shinfo(skb)->nr_frags; i++) {
 		const skb_frag_t *frag = &skb_shinfo(skb)->frags[i];
@@ -66,8 +67,8 @@ static struct sk_buff *copied(struct mr_rx *rx)
 	return skb;
 }
 
-/* Makes a packet with the sender's pages. NULL: to be copied. */
-static struct sk_buff *borrowed(struct mr_rx *rx)
+/* Makes a packet with the sender's pages. NULL: the message has to be copied. */
+static struct sk_buff *build_borrowed(struct mr_rx *rx)
 {
 	u32 head_len = mr_rx_head_len(rx);
 	struct mr_sg sg[MR_MAX_SEGS];
@@ -76,7 +77,7 @@ static struct sk_buff *borrowed(struct mr_rx *rx)
 
 	if (!mr_rx_segs(rx) || mr_rx_segs(rx) > MAX_SKB_FRAGS)
 		return NULL;
-	skb = with_headroom(rx, max_t(u32, head_len, HEAD));
+	skb = alloc_with_headroom(rx, max_t(u32, head_len, HEAD_LEN));
 	if (!skb)
 		return NULL;
 	len = mr_rx_borrow(rx, sg);
@@ -120,9 +121,9 @@ static bool may_borrow(const struct net_device *dev)
  */
 struct sk_buff *mr_build_skb(struct mr_rx *rx, const struct net_device *dev)
 {
-	struct sk_buff *skb = may_borrow(dev) ? borrowed(rx) : NULL;
+	struct sk_buff *skb = may_borrow(dev) ? build_borrowed(rx) : NULL;
 
-	return skb ? skb : copied(rx);
+	return skb ? skb : build_copied(rx);
 }
 
 /* Whether a packet is from an address of the member to one of ours. Headers are in our memory. */
@@ -139,12 +140,12 @@ static bool has_right_addresses(const struct sk_buff *skb, const struct mr_node 
 static struct net_device *find_device(const struct ethhdr *eth, const struct mr_node *node)
 {
 	const struct mr_self *self = rcu_dereference(mr_self);
-	int at;
+	int index;
 
 	if (!self || mr_find_mac(node->macs, node->macs_len, eth->h_source) < 0)
 		return NULL;
-	at = mr_find_mac(self->macs, self->macs_len, eth->h_dest);
-	return at < 0 ? NULL : self->devs[at];
+	index = mr_find_mac(self->macs, self->macs_len, eth->h_dest);
+	return index < 0 ? NULL : self->devs[index];
 }
 
 static void set_device(struct sk_buff *skb, struct net_device *dev, const struct mr_net_meta *meta)
@@ -160,14 +161,14 @@ static void set_device(struct sk_buff *skb, struct net_device *dev, const struct
 	skb->pkt_type = PACKET_HOST;
 }
 
-/* @least: lowest offset of a checksum. */
-bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta, u32 least)
+/* Sets checksum and segmentation from a message. @min_csum_start: lowest offset of a checksum. */
+bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta, u32 min_csum_start)
 {
 	struct virtio_net_hdr hdr;
 
 	memcpy(&hdr, meta, sizeof(hdr));
 	hdr.flags &= VIRTIO_NET_HDR_F_NEEDS_CSUM;
-	if (hdr.flags && __virtio16_to_cpu(true, hdr.csum_start) < least)
+	if (hdr.flags && __virtio16_to_cpu(true, hdr.csum_start) < min_csum_start)
 		return false;
 	return !virtio_net_hdr_to_skb(skb, &hdr, true);
 }
@@ -176,8 +177,8 @@ static void count_datagram(struct mr_rx *rx, const struct sk_buff *skb)
 {
 	u32 *bytes = &datagram_bytes[mr_rx_queue(rx)];
 
-	*bytes += max_t(u32, skb->truesize, DATAGRAMS_AT_ONCE / NAPI_POLL_WEIGHT);
-	if (*bytes >= DATAGRAMS_AT_ONCE)
+	*bytes += max_t(u32, skb->truesize, MAX_DATAGRAM_BYTES / NAPI_POLL_WEIGHT);
+	if (*bytes >= MAX_DATAGRAM_BYTES)
 		mr_rx_pause(rx);
 }
 
@@ -220,7 +221,7 @@ static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 	mr_count(MR_RX);
 }
 
-/* Softirq. */
+/* Receives a message of a peer: a packet, a mark or an answer. Softirq. */
 void mr_receive(struct mr_rx *rx)
 {
 	const struct mr_net_meta *meta = mr_rx_meta(rx);
@@ -229,9 +230,9 @@ void mr_receive(struct mr_rx *rx)
 		u32 index = mr_peer_index(mr_rx_peer(rx)), token = le32_to_cpu(meta->hash);
 
 		if (meta->gso_type == MR_NET_ARRIVED)
-			mr_mark_answered(index, token, le16_to_cpu(meta->gso_size));
+			mr_mark_receive_answer(index, token, le16_to_cpu(meta->gso_size));
 		if (meta->gso_type == MR_NET_MARK)
-			mr_mark_arrived(MR_MARK_MESSAGE, index, token);
+			mr_mark_receive(MR_MARK_MESSAGE, index, token);
 		return;
 	}
 	receive_packet(rx, meta);
@@ -263,22 +264,23 @@ void mr_received(unsigned int queue)
 	datagram_bytes[queue] = 0;
 }
 
-static void mark_of(u32 id, const struct sk_buff *skb, const struct net_device *dev, u32 token)
+/* Records a mark of the member with an id, if the member may send to this device. */
+static void record_mark(u32 id, const struct sk_buff *skb, const struct net_device *dev, u32 token)
 {
 	unsigned int i;
 
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		const struct mr_node *node = rcu_dereference(mr_nodes[i]);
 
-		/* Not by another namespace, whose owner chooses the addresses there. */
+		/* Not from another namespace, whose owner chooses the addresses there. */
 		if (node && node->id == id && find_device(eth_hdr(skb), node) == dev)
-			mr_mark_arrived(MR_MARK_FRAME, i, token);
+			mr_mark_receive(MR_MARK_FRAME, i, token);
 	}
 }
 
-/* Handles a mark: all earlier packets of its sender have arrived, too. */
-static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct packet_type *type,
-			struct net_device *orig_dev)
+/* Handles a mark's frame: all earlier packets of its sender have arrived, too. */
+static int receive_mark_frame(struct sk_buff *skb, struct net_device *dev, struct packet_type *type,
+			      struct net_device *orig_dev)
 {
 	const struct mr_self *self;
 	struct mr_net_mark buffer;
@@ -288,7 +290,7 @@ static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct pack
 	self = rcu_dereference(mr_self);
 	if (mark && self && skb->pkt_type == PACKET_HOST && skb_mac_header_len(skb) >= ETH_HLEN &&
 	    le32_to_cpu(mark->magic) == MR_NET_MAGIC && le32_to_cpu(mark->to_id) == self->id)
-		mark_of(le32_to_cpu(mark->from_id), skb, dev, le32_to_cpu(mark->token));
+		record_mark(le32_to_cpu(mark->from_id), skb, dev, le32_to_cpu(mark->token));
 	rcu_read_unlock();
 	kfree_skb(skb);
 	return NET_RX_SUCCESS;
@@ -296,7 +298,7 @@ static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct pack
 
 static struct packet_type mark_type = {
 	.type = htons(MR_NET_ETHERTYPE),
-	.func = mark_receive,
+	.func = receive_mark_frame,
 };
 
 void mr_receive_init(void)

@@ -114,8 +114,8 @@ static int send_message(struct mr_peer *peer, unsigned int queue, struct sk_buff
 	return mr_send(peer, queue, &tx);
 }
 
-/* Queue of a flow, one for all its packets: it keeps their order. */
-static unsigned int queue_of(const struct mr_peer *peer, struct sk_buff *skb)
+/* Chooses the queue of a flow, one for all its packets: it keeps their order. */
+static unsigned int choose_queue(const struct mr_peer *peer, struct sk_buff *skb)
 {
 	unsigned int queues = mr_peer_queues(peer);
 
@@ -125,7 +125,7 @@ static unsigned int queue_of(const struct mr_peer *peer, struct sk_buff *skb)
 /* Sends a frame of the device, which stays the caller's. */
 int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb)
 {
-	return send_message(peer, queue_of(peer, skb), skb, MR_CLIENT_DEVICE, NULL);
+	return send_message(peer, choose_queue(peer, skb), skb, MR_CLIENT_DEVICE, NULL);
 }
 
 static int send_packet(const struct mr_dest *dest, struct sk_buff *skb, unsigned int queue)
@@ -133,7 +133,7 @@ static int send_packet(const struct mr_dest *dest, struct sk_buff *skb, unsigned
 	return send_message(dest->peer, queue, skb, MR_CLIENT_NET, dest->eth);
 }
 
-static void sent(struct sk_buff *skb)
+static void finish_sent(struct sk_buff *skb)
 {
 	mr_count(MR_TAKEN);
 	consume_skb(skb);
@@ -144,7 +144,7 @@ static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queu
 	int err = send_packet(dest, skb, queue);
 
 	if (!err)
-		sent(skb);
+		finish_sent(skb);
 	return err;
 }
 
@@ -158,9 +158,9 @@ static struct mr_dest **waiting_dest(struct sk_buff *skb)
 	return (struct mr_dest **)(skb->cb + sizeof(skb->cb) - sizeof(void *));
 }
 
-/* Queues a packet behind those that wait. */
-static int send_behind(struct mr_backlog *backlog, struct mr_dest *dest, struct sk_buff *skb,
-		       unsigned int queue)
+/* Sends a packet, or queues it behind packets that wait. -ENOBUFS: too many wait. */
+static int send_or_queue(struct mr_backlog *backlog, struct mr_dest *dest, struct sk_buff *skb,
+			 unsigned int queue)
 {
 	int err = -ENOSPC;
 
@@ -169,7 +169,7 @@ static int send_behind(struct mr_backlog *backlog, struct mr_dest *dest, struct 
 		err = send_now(dest, skb, queue);
 	if (err == -ENOSPC) {
 		err = -ENOBUFS;
-		if (skb_queue_len(&backlog->skbs) < MR_NET_BACKLOG) {
+		if (skb_queue_len(&backlog->skbs) < MR_NET_MAX_BACKLOG) {
 			skb_dst_force(skb);
 			*waiting_dest(skb) = dest;
 			__skb_queue_tail(&backlog->skbs, skb);
@@ -192,21 +192,21 @@ static int send_segments(struct mr_dest *dest, struct sk_buff *skb)
 	consume_skb(skb);
 	skb_list_walk_safe(list, segment, next) {
 		skb_mark_not_on_list(segment);
-		mr_send_or_ordinary(dest, segment);
+		mr_send_skb_or_ordinary(dest, segment);
 	}
 	return 0;
 }
 
 /*
- * 0: the packet is ours. Else it is the caller's still: -ENOBUFS, too many wait; -ENOTCONN, no
- * link; -EMSGSIZE, it cannot be described.
+ * Sends a packet by the channel. 0: it belongs to the channel. Else it stays the caller's:
+ * -ENOBUFS, too many wait; -ENOTCONN, no link; -EMSGSIZE, no message can describe it.
  *
  * A packet that waits keeps its socket's memory charged, so a full ring slows the sender down
  * and nothing is dropped for it.
  */
 int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb)
 {
-	unsigned int queue = queue_of(dest->peer, skb);
+	unsigned int queue = choose_queue(dest->peer, skb);
 	struct mr_backlog *backlog = &backlogs[dest->index][queue];
 	int err = -ENOSPC;
 
@@ -214,14 +214,14 @@ int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb)
 		return send_segments(dest, skb);
 	if (skb_queue_empty_lockless(&backlog->skbs))
 		err = send_now(dest, skb, queue);
-	return err == -ENOSPC ? send_behind(backlog, dest, skb, queue) : err;
+	return err == -ENOSPC ? send_or_queue(backlog, dest, skb, queue) : err;
 }
 
 /*
  * Sends a packet that its sender cannot take back. Where too many wait it is dropped, as the hook
  * does: the ordinary way would let it overtake these.
  */
-void mr_send_or_ordinary(struct mr_dest *dest, struct sk_buff *skb)
+void mr_send_skb_or_ordinary(struct mr_dest *dest, struct sk_buff *skb)
 {
 	int err = mr_send_skb(dest, skb);
 
@@ -229,12 +229,12 @@ void mr_send_or_ordinary(struct mr_dest *dest, struct sk_buff *skb)
 		mr_count(MR_OVERFLOW);
 		kfree_skb(skb);
 	} else if (err) {
-		mr_ordinary_way(skb);
+		mr_send_ordinary(skb);
 	}
 }
 
 /*
- * The ring has room again. Softirq.
+ * Sends waiting packets: the ring has room again. Softirq.
  *
  * A packet leaves the list after it is in the ring, not before: whoever sees an empty list,
  * without the lock, sends at once, and may not overtake it.
@@ -253,9 +253,9 @@ void mr_backlog_writable(struct mr_peer *peer, unsigned int queue)
 			break;
 		__skb_unlink(skb, &backlog->skbs);
 		if (err)
-			mr_ordinary_way(skb);
+			mr_send_ordinary(skb);
 		else
-			sent(skb);
+			finish_sent(skb);
 	}
 	spin_unlock(&backlog->lock);
 }
@@ -272,7 +272,7 @@ static bool has_waiting(struct mr_backlog *backlog, const struct mr_dest *dest)
 	return false;
 }
 
-/* True: all waiting packets are in the rings, as any later check of these sees. */
+/* Whether all waiting packets are in the rings, as any later check of the rings sees. */
 bool mr_backlog_is_empty(const struct mr_dest *dest)
 {
 	bool empty = true;
@@ -304,8 +304,8 @@ static void take_waiting(struct mr_backlog *backlog, const struct mr_dest *dest,
 }
 
 /*
- * Sends waiting packets the ordinary way: of one destination, or, where the link is down (NULL), of
- * all.
+ * Sends waiting packets of a destination the ordinary way; with NULL, where the link is down, those
+ * of all destinations.
  */
 void mr_backlog_flush(u32 index, const struct mr_dest *dest)
 {
@@ -318,7 +318,7 @@ void mr_backlog_flush(u32 index, const struct mr_dest *dest)
 		take_waiting(&backlogs[index][i], dest, &skbs);
 		local_bh_disable();
 		while ((skb = __skb_dequeue(&skbs)))
-			mr_ordinary_way(skb);
+			mr_send_ordinary(skb);
 		local_bh_enable();
 	}
 }
@@ -336,14 +336,14 @@ void mr_backlog_init(void)
 }
 
 /*
- * Sends a message between the clients themselves. Lost when the ring is full: the waiting side asks
- * again, or goes on after some time.
+ * Sends a message between the clients themselves. It is lost when the ring is full: the waiting
+ * side repeats its mark, or goes on after some time.
  */
-int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token, u16 count)
+int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 type, u32 token, u16 count)
 {
 	struct mr_net_meta meta = {
 		.flags = MR_NET_CONTROL,
-		.gso_type = what,
+		.gso_type = type,
 		.gso_size = cpu_to_le16(count),
 		.hash = cpu_to_le32(token),
 	};

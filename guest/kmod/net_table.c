@@ -21,9 +21,9 @@ struct mr_exclude_list {
 	struct mr_exclude flows[];
 };
 
-static struct mr_exclude_list __rcu *excluded;
+static struct mr_exclude_list __rcu *exclude_list;
 
-static u32 bucket(const struct in6_addr *address)
+static u32 hash_address(const struct in6_addr *address)
 {
 	return jhash2((__force const u32 *)address->s6_addr32, 4, 0) % HASH_SIZE(mr_dests);
 }
@@ -33,7 +33,7 @@ struct mr_dest *mr_dest_find(const struct in6_addr *address)
 {
 	struct mr_dest *dest;
 
-	hlist_for_each_entry_rcu(dest, &mr_dests[bucket(address)], node,
+	hlist_for_each_entry_rcu(dest, &mr_dests[hash_address(address)], node,
 				 lockdep_is_held(&mr_net_lock)) {
 		if (ipv6_addr_equal(&dest->address, address))
 			return dest;
@@ -75,7 +75,7 @@ bool mr_is_own_address(const struct in6_addr *address)
 bool mr_is_excluded(const struct in6_addr *local, const struct in6_addr *remote, __be16 local_port,
 		    __be16 remote_port)
 {
-	const struct mr_exclude_list *list = rcu_dereference(excluded);
+	const struct mr_exclude_list *list = rcu_dereference(exclude_list);
 	u32 i;
 
 	for (i = 0; list && i < list->len; i++) {
@@ -90,14 +90,14 @@ bool mr_is_excluded(const struct in6_addr *local, const struct in6_addr *remote,
 	return false;
 }
 
-/* Device that has the address and is not below a bridge or bond. Held. */
-static struct net_device *device_with(const u8 *mac, const struct net_device *going)
+/* Finds the device that has the address and is not below a bridge or bond. Held. */
+static struct net_device *find_device_by_mac(const u8 *mac, const struct net_device *leaving_dev)
 {
 	struct net_device *dev, *found = NULL;
 
 	ASSERT_RTNL();
 	for_each_netdev(&init_net, dev) {
-		if (dev != going && dev->addr_len == ETH_ALEN && netif_running(dev) &&
+		if (dev != leaving_dev && dev->addr_len == ETH_ALEN && netif_running(dev) &&
 		    ether_addr_equal(dev->dev_addr, mac) && !netdev_master_upper_dev_get(dev)) {
 			found = dev;
 			break;
@@ -123,7 +123,7 @@ static void self_replace(struct mr_self *next)
 	kfree(old);
 }
 
-static bool self_is(const struct mr_self *self, const struct mr_member_info *info)
+static bool is_same_self(const struct mr_self *self, const struct mr_member_info *info)
 {
 	if (!self || !info)
 		return !self && !info;
@@ -139,7 +139,7 @@ static void set_self(const struct mr_member_info *info)
 	struct mr_self *self;
 	u32 i;
 
-	if (self_is(rcu_dereference_protected(mr_self, lockdep_is_held(&mr_net_lock)), info))
+	if (is_same_self(rcu_dereference_protected(mr_self, lockdep_is_held(&mr_net_lock)), info))
 		return;
 	self = info ? kzalloc(sizeof(*self), GFP_KERNEL) : NULL;
 	if (self) {
@@ -149,14 +149,16 @@ static void set_self(const struct mr_member_info *info)
 		memcpy(self->macs, info->macs, sizeof(self->macs));
 		memcpy(self->addresses, info->addresses, sizeof(self->addresses));
 		for (i = 0; i < self->macs_len; i++)
-			self->devs[i] = device_with(self->macs[i], NULL);
+			self->devs[i] = find_device_by_mac(self->macs[i], NULL);
 	}
 	self_replace(self);
 }
 
-/* Devices came, were removed or changed their address. Caller holds rtnl. @going is to be
- * released. */
-void mr_table_devices_changed(struct net_device *going)
+/*
+ * Looks up the devices with our addresses again: some came, went or changed their address. Caller
+ * holds rtnl. @leaving_dev is no longer used.
+ */
+void mr_table_devices_changed(struct net_device *leaving_dev)
 {
 	struct mr_self *old, *self;
 	u32 i;
@@ -165,12 +167,12 @@ void mr_table_devices_changed(struct net_device *going)
 	old = rcu_dereference_protected(mr_self, lockdep_is_held(&mr_net_lock));
 	self = old ? kmemdup(old, sizeof(*old), GFP_KERNEL) : NULL;
 	for (i = 0; self && i < self->macs_len; i++)
-		self->devs[i] = device_with(self->macs[i], going);
+		self->devs[i] = find_device_by_mac(self->macs[i], leaving_dev);
 	self_replace(self);
 	mutex_unlock(&mr_net_lock);
 }
 
-static bool node_is(const struct mr_node *node, const struct mr_member_info *info)
+static bool is_same_node(const struct mr_node *node, const struct mr_member_info *info)
 {
 	return node && node->id == info->id && node->macs_len == info->macs_len &&
 	       node->addresses_len == info->addresses_len &&
@@ -180,10 +182,10 @@ static bool node_is(const struct mr_node *node, const struct mr_member_info *inf
 }
 
 /* Lets a failed destination be tried again after a change. */
-void mr_dest_try_again(struct mr_dest *dest)
+void mr_dest_reset_retry(struct mr_dest *dest)
 {
 	dest->failures = 0;
-	dest->retry_at = jiffies;
+	dest->retry_jiffies = jiffies;
 }
 
 static void dest_add(const struct mr_node *node, const struct in6_addr *address)
@@ -199,10 +201,10 @@ static void dest_add(const struct mr_node *node, const struct in6_addr *address)
 	dest->address = *address;
 	dest->id = node->id;
 	dest->index = node->index;
-	mr_dest_try_again(dest);
+	mr_dest_reset_retry(dest);
 	spin_lock_init(&dest->lock);
-	__skb_queue_head_init(&dest->held);
-	hlist_add_head_rcu(&dest->node, &mr_dests[bucket(address)]);
+	__skb_queue_head_init(&dest->held_skbs);
+	hlist_add_head_rcu(&dest->node, &mr_dests[hash_address(address)]);
 }
 
 static void dest_remove(struct mr_dest *dest)
@@ -223,8 +225,8 @@ static void dests_prune(u32 index, const struct mr_node *node)
 	hash_for_each_safe(mr_dests, i, next, dest, node) {
 		if (dest->index != index)
 			continue;
-		dest->recheck = true;
-		mr_dest_try_again(dest);
+		dest->needs_recheck = true;
+		mr_dest_reset_retry(dest);
 		if (!node || dest->id != node->id ||
 		    !mr_has_address(node->addresses, node->addresses_len, &dest->address))
 			dest_remove(dest);
@@ -238,7 +240,7 @@ static void set_node(u32 index, const struct mr_member_info *info)
 	struct mr_node *node = NULL;
 	u32 i;
 
-	if (info ? node_is(old, info) : !old)
+	if (info ? is_same_node(old, info) : !old)
 		return;
 	if (info)
 		node = kzalloc(sizeof(*node), GFP_KERNEL);
@@ -264,7 +266,7 @@ static void set_excludes(void)
 	struct mr_exclude_list *list, *old;
 	u32 seq;
 
-	old = rcu_dereference_protected(excluded, lockdep_is_held(&mr_net_lock));
+	old = rcu_dereference_protected(exclude_list, lockdep_is_held(&mr_net_lock));
 	list = kzalloc(struct_size(list, flows, MR_MAX_EXCLUDES), GFP_KERNEL);
 	if (!list)
 		return;
@@ -274,18 +276,18 @@ static void set_excludes(void)
 		return;
 	}
 	last_seq = seq;
-	old = rcu_replace_pointer(excluded, list, lockdep_is_held(&mr_net_lock));
+	old = rcu_replace_pointer(exclude_list, list, lockdep_is_held(&mr_net_lock));
 	/* Senders no longer see the old list; their packets may still be in a ring. */
 	synchronize_net();
 	kfree(old);
 	mr_excludes_hold(seq);
 }
 
-/* Caller holds the channel's lock. */
+/* Takes over the member table. Caller holds the channel's lock. */
 void mr_table_changed(void)
 {
 	struct mr_member_info *members = kcalloc(MR_MAX_MEMBERS, sizeof(*members), GFP_KERNEL);
-	const struct mr_member_info *of_index[MR_MAX_MEMBERS] = {}, *self = NULL;
+	const struct mr_member_info *others[MR_MAX_MEMBERS] = {}, *self = NULL;
 	unsigned int i, count;
 
 	if (!members)
@@ -297,16 +299,16 @@ void mr_table_changed(void)
 		if (members[i].self)
 			self = &members[i];
 		else
-			of_index[members[i].index] = &members[i];
+			others[members[i].index] = &members[i];
 	}
 	set_self(self);
 	for (i = 0; i < MR_MAX_MEMBERS; i++)
-		set_node(i, of_index[i]);
+		set_node(i, others[i]);
 	set_excludes();
 	mutex_unlock(&mr_net_lock);
 	rtnl_unlock();
 	kfree(members);
-	mr_move_work_soon();
+	mr_move_schedule_work();
 }
 
 void mr_table_clear(void)
@@ -318,7 +320,7 @@ void mr_table_clear(void)
 	for (i = 0; i < MR_MAX_MEMBERS; i++)
 		set_node(i, NULL);
 	self_replace(NULL);
-	list = rcu_replace_pointer(excluded, NULL, lockdep_is_held(&mr_net_lock));
+	list = rcu_replace_pointer(exclude_list, NULL, lockdep_is_held(&mr_net_lock));
 	synchronize_net();
 	kfree(list);
 	mutex_unlock(&mr_net_lock);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR MIT */
 /*
- * What members of a channel and their host keep in memory that another party reads.
+ * Layout of the memory in which members of a channel and their host read each other's messages.
  *
  * Two kinds of memory:
  *
  * - The *mailbox*, BAR 2 of the ivshmem-doorbell device. One file per member: the host and this
  *   member alone have it. The host writes the first half, the member the second.
  * - The member's own memory. Peers of its trust domain have it as a read-only BAR (ivshmem-plain),
- *   so everything that one member says to another lies in the speaker's memory and is only read by
- *   the listener. An offset (`*_off`) is one into the member's memory file, not a guest-physical
- *   address; the mailbox says how the two map.
+ *   so all messages of a member lie in its own memory, and their receivers only read them. An
+ *   offset (`*_off`) is one into the member's memory file, not a guest-physical address; the
+ *   mailbox says how the two map.
  *
  * All numbers are little-endian. A reader copies a structure once, checks the copy and uses the
  * copy. The Rust side of this file is crates/guest-abi/src/channel.rs; a test compares the two.
@@ -117,7 +117,7 @@ enum mr_link_state {
 	MR_LINK_CLOSED = 4, /* nothing is lent or borrowed: the peer's memory can be unplugged */
 };
 
-/* How a member's link to one peer stands. */
+/* State and counters of a member's link to one peer. */
 struct mr_link_status {
 	__le32 peer_id;
 	__le32 state; /* enum mr_link_state */
@@ -126,7 +126,7 @@ struct mr_link_status {
 	__le64 sent; /* messages */
 	__le64 received;
 	__le64 sent_bytes;
-	__le64 referred_bytes; /* of those: passed by reference */
+	__le64 referred_bytes; /* part of sent_bytes that was passed by reference */
 	__le64 refused; /* messages of the peer that were wrong */
 	__le64 reserved;
 };
@@ -139,7 +139,7 @@ struct mr_guest {
 	__le64 generation;
 	__le64 dir_off;
 	__le64 heartbeat;
-	__le32 excludes_seq; /* of the excludes that hold: no packet of them is taken */
+	__le32 excludes_seq; /* excludes in force: no packet of their flows is taken */
 	__le32 reserved;
 	struct mr_link_status links[MR_MAX_MEMBERS]; /* by index of the peer in the table */
 };
@@ -231,7 +231,7 @@ enum mr_kind {
 enum mr_client_id {
 	MR_CLIENT_NET = 1, /* IP packets that were taken at LOCAL_OUT */
 	MR_CLIENT_DEVICE = 2, /* Ethernet frames of the channel's own network device */
-	MR_CLIENT_BLOCK = 3, /* kept for block requests */
+	MR_CLIENT_BLOCK = 3, /* reserved for block requests */
 	MR_MAX_CLIENT = 15,
 };
 
@@ -263,17 +263,17 @@ struct mr_slot {
 	__u8 reserved[24];
 };
 
-/* In `flags` of a message between the clients themselves: no bytes, `gso_type` says what. */
+/* In `flags` of a message between the clients themselves: no bytes, `gso_type` has the type. */
 #define MR_NET_CONTROL 0x80
 /*
- * The mark with the number `hash` came by `gso_size` queues more, and so did all that these were
- * given before it.
+ * Type of an answer: the mark with the token `hash` came by `gso_size` queues more, and so did all
+ * earlier packets of these queues.
  */
 #define MR_NET_ARRIVED 1
-/* A mark: shall be answered. Another form of it is a frame of its own, on the ordinary way. */
+/* Type of a mark, which is to be answered. A frame on the ordinary way is its other form. */
 #define MR_NET_MARK 2
 
-/* EtherType of that frame ("local experimental", IEEE 802) and what follows the header. */
+/* EtherType of a mark's frame ("local experimental", IEEE 802); struct mr_net_mark follows it. */
 #define MR_NET_ETHERTYPE 0x88b5
 #define MR_NET_MAGIC 0x4e524d31 /* "1MRN" */
 

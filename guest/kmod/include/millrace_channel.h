@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Messages between guests of one host: what millrace_channel offers to other kernel code.
+ * Messages between guests of one host: the interface of millrace_channel for other kernel code.
  *
  * A *peer* is another guest of the same trust domain. A *client* is code that exchanges messages
  * with the clients of the same number on peers. A message is 32 bytes of *meta*, a *head* and a
