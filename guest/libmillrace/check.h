@@ -1,4 +1,4 @@
-/* What all checks of the shim share: one that fails ends the program, and says where. */
+/* Conditions of the shim's check programs: a failed one ends the program and says where. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -1,7 +1,7 @@
-/* Connections to the guest's agent.
+/* Pool of connections to the guest's agent.
  *
- * They are kept for the next call: a small table for the whole process, from which a call takes
- * one for itself. It needs no lock and no work at the end of a thread, and a child of fork(2)
+ * Connections stay open for the next call: a small table for the whole process, from which a call
+ * takes one for itself. It needs no lock and no work at the end of a thread, and a child of fork(2)
  * finds all of them to close. A program may have closed their descriptors (daemons close all)
  * and reused the numbers: each is identified by its inode too and checked before use. */
 #define _GNU_SOURCE
@@ -29,8 +29,9 @@ struct slot {
 	_Atomic time_t idle_since_s;
 };
 
-/* The agent closes connections that were idle for half a minute. */
-#define OLD_S 20
+/* Longest time for which a connection is idle and surely open: the agent closes those that were
+ * idle for half a minute. */
+#define MAX_IDLE_S 20
 
 static time_t now_s(void)
 {
@@ -40,10 +41,10 @@ static time_t now_s(void)
 	return now.tv_sec;
 }
 
-static struct slot slots[MAX_KEPT];
-static _Atomic pid_t owner;
+static struct slot slots[POOL_LEN];
+static _Atomic pid_t owner_pid;
 
-static int is_ours(const struct slot *slot)
+static int is_same_socket(const struct slot *slot)
 {
 	struct stat stat;
 
@@ -51,33 +52,32 @@ static int is_ours(const struct slot *slot)
 	       stat.st_ino == slot->ino;
 }
 
-/* Drops the connections in a child: they are the parent's. Calls only async-signal-safe
- * functions. */
-static void after_fork(void)
+/* Closes the parent's connections in a child of fork(2). Calls only async-signal-safe functions. */
+static void drop_parent_connections(void)
 {
-	for (int i = 0; i < MAX_KEPT; i++) {
-		if (atomic_load(&slots[i].state) != SLOT_FREE && is_ours(&slots[i]))
+	for (int i = 0; i < POOL_LEN; i++) {
+		if (atomic_load(&slots[i].state) != SLOT_FREE && is_same_socket(&slots[i]))
 			close(slots[i].fd);
 		atomic_store(&slots[i].state, SLOT_FREE);
 	}
-	atomic_store(&owner, getpid());
+	atomic_store(&owner_pid, getpid());
 }
 
-__attribute__((constructor)) static void at_start(void)
+__attribute__((constructor)) static void initialize(void)
 {
-	atomic_store(&owner, getpid());
-	/* Without it a child notices at its first call. */
-	(void)pthread_atfork(NULL, NULL, after_fork);
+	atomic_store(&owner_pid, getpid());
+	/* Where this fails, a child drops them at its first call. */
+	(void)pthread_atfork(NULL, NULL, drop_parent_connections);
 }
 
 static int connect_agent(int flags)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = AGENT_SOCKET};
-	const char *other = secure_getenv("MILLRACE_AGENT_SOCKET");
+	const char *override = secure_getenv("MILLRACE_AGENT_SOCKET");
 	int fd;
 
-	if (other && strlen(other) < sizeof(address.sun_path))
-		strcpy(address.sun_path, other);
+	if (override && strlen(override) < sizeof(address.sun_path))
+		strcpy(address.sun_path, override);
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
 	if (fd < 0)
 		return -1;
@@ -96,14 +96,14 @@ static int connect_agent(int flags)
 	return fd;
 }
 
-/* Keeps a new connection if there is room. */
-static void keep(struct connection *connection)
+/* Gives a new connection a slot of the pool, if one is free. */
+static void add_to_pool(struct connection *connection)
 {
 	struct stat stat;
 
 	if (fstat(connection->fd, &stat) < 0)
 		return;
-	for (int i = 0; i < MAX_KEPT; i++) {
+	for (int i = 0; i < POOL_LEN; i++) {
 		int expected = SLOT_FREE;
 		struct slot *slot = &slots[i];
 
@@ -117,15 +117,15 @@ static void keep(struct connection *connection)
 	}
 }
 
-static int take_kept(struct connection *connection)
+static int take_from_pool(struct connection *connection)
 {
-	for (int i = 0; i < MAX_KEPT; i++) {
+	for (int i = 0; i < POOL_LEN; i++) {
 		int expected = SLOT_IDLE;
 		struct slot *slot = &slots[i];
 
 		if (!atomic_compare_exchange_strong(&slot->state, &expected, SLOT_BUSY))
 			continue;
-		if (is_ours(slot)) {
+		if (is_same_socket(slot)) {
 			*connection = (struct connection){.fd = slot->fd, .slot = slot};
 			return 0;
 		}
@@ -134,20 +134,20 @@ static int take_kept(struct connection *connection)
 	return -1;
 }
 
-int millrace_take(struct connection *connection, int only_fresh, int flags)
+int millrace_take_connection(struct connection *connection, int is_fresh_only, int flags)
 {
-	if (atomic_load(&owner) != getpid())
-		after_fork();
-	if (!only_fresh && take_kept(connection) == 0)
+	if (atomic_load(&owner_pid) != getpid())
+		drop_parent_connections();
+	if (!is_fresh_only && take_from_pool(connection) == 0)
 		return 0;
 	*connection = (struct connection){.fd = connect_agent(flags), .is_fresh = 1};
 	if (connection->fd < 0)
 		return -1;
-	keep(connection);
+	add_to_pool(connection);
 	return 0;
 }
 
-void millrace_give_back(struct connection *connection, int broken)
+void millrace_return_connection(struct connection *connection, int broken)
 {
 	if (broken || !connection->slot) {
 		close(connection->fd);
@@ -159,27 +159,27 @@ void millrace_give_back(struct connection *connection, int broken)
 	}
 }
 
-int millrace_is_old(const struct connection *connection)
+int millrace_is_expired(const struct connection *connection)
 {
-	return now_s() - atomic_load(&connection->slot->idle_since_s) >= OLD_S;
+	return now_s() - atomic_load(&connection->slot->idle_since_s) >= MAX_IDLE_S;
 }
 
-int millrace_is_kept(const struct connection *connection)
+int millrace_is_pooled(const struct connection *connection)
 {
-	return connection->slot && is_ours(connection->slot);
+	return connection->slot && is_same_socket(connection->slot);
 }
 
-void millrace_let_go(struct connection *connection)
+void millrace_detach_connection(struct connection *connection)
 {
 	if (connection->slot)
 		atomic_store(&connection->slot->state, SLOT_FREE);
 }
 
-void millrace_keep_connection(int fd)
+void millrace_pool_connection(int fd)
 {
 	struct connection connection = {.fd = fd};
 
-	if (atomic_load(&owner) == getpid())
-		keep(&connection);
-	millrace_give_back(&connection, 0);
+	if (atomic_load(&owner_pid) == getpid())
+		add_to_pool(&connection);
+	millrace_return_connection(&connection, 0);
 }

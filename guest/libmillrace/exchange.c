@@ -36,11 +36,11 @@ static int send_request(int fd, const struct request *request, const int *fds)
 int millrace_read_answer(int fd, int flags, struct outcome *outcome)
 {
 	struct answer answer;
-	ssize_t got = recv(fd, &answer, sizeof(answer), flags | MSG_TRUNC);
+	ssize_t len = recv(fd, &answer, sizeof(answer), flags | MSG_TRUNC);
 
-	if (got < 0)
+	if (len < 0)
 		return errno == EAGAIN || errno == EINTR ? 0 : -1;
-	if (got != (ssize_t)sizeof(answer) || le32toh(answer.magic) != AGENT_MAGIC ||
+	if (len != (ssize_t)sizeof(answer) || le32toh(answer.magic) != AGENT_MAGIC ||
 	    le16toh(answer.version) != AGENT_VERSION || le64toh(answer.moved_bytes) > INT64_MAX) {
 		errno = EPROTO;
 		return -1;
@@ -61,16 +61,16 @@ int millrace_read_answer(int fd, int flags, struct outcome *outcome)
  * exits without an answer. */
 static int wait_answer(int fd, struct outcome *outcome, int *interrupted)
 {
-	int got;
+	int status;
 
 	*interrupted = 0;
-	while ((got = millrace_read_answer(fd, 0, outcome)) == 0) {
+	while ((status = millrace_read_answer(fd, 0, outcome)) == 0) {
 		if (!*interrupted)
 			shutdown(fd, SHUT_WR);
 		*interrupted = 1;
 	}
 	/* An answer may follow the error that the agent did not accept the request. */
-	if (got < 0 && millrace_read_answer(fd, MSG_DONTWAIT, outcome) <= 0)
+	if (status < 0 && millrace_read_answer(fd, MSG_DONTWAIT, outcome) <= 0)
 		return -1;
 	if (*interrupted && outcome->result.moved == 0 &&
 	    outcome->result.reason == MILLRACE_CANCELLED)
@@ -78,43 +78,43 @@ static int wait_answer(int fd, struct outcome *outcome, int *interrupted)
 	return 0;
 }
 
-struct outcome millrace_failed(int reason, int error)
+struct outcome millrace_make_failure(int reason, int error)
 {
 	return (struct outcome){.result = {.reason = reason, .error = error}};
 }
 
-/* Outcome of a request that could not be sent on a new connection. */
-static struct outcome refused(int fd, int error)
+/* Reads why a request could not be sent. */
+static struct outcome read_refusal(int fd, int error)
 {
 	struct outcome outcome;
 
 	if (error == EBADF)
-		return millrace_failed(MILLRACE_NOT_PERMITTED, EBADF);
+		return millrace_make_failure(MILLRACE_NOT_PERMITTED, EBADF);
 	/* The agent has closed the connection, perhaps after it has sent a reason. */
 	for (int i = 0; i < 2; i++)
 		if (millrace_read_answer(fd, MSG_DONTWAIT, &outcome) > 0)
 			return outcome;
-	return millrace_failed(MILLRACE_NO_AGENT, EOPNOTSUPP);
+	return millrace_make_failure(MILLRACE_NO_AGENT, EOPNOTSUPP);
 }
 
-int millrace_send(struct connection *connection, const struct request *request, const int *fds,
-		  int flags, struct outcome *outcome)
+int millrace_send_request(struct connection *connection, const struct request *request,
+			  const int *fds, int flags, struct outcome *outcome)
 {
-	for (int attempt = 0; attempt <= MAX_KEPT; attempt++) {
+	for (int attempt = 0; attempt <= POOL_LEN; attempt++) {
 		int is_fresh, error;
 
-		if (millrace_take(connection, attempt == MAX_KEPT, flags) < 0) {
+		if (millrace_take_connection(connection, attempt == POOL_LEN, flags) < 0) {
 			*outcome = errno == EAGAIN
-				       ? millrace_failed(MILLRACE_AGENT_BUSY, EAGAIN)
-				       : millrace_failed(MILLRACE_NO_AGENT, EOPNOTSUPP);
+				       ? millrace_make_failure(MILLRACE_AGENT_BUSY, EAGAIN)
+				       : millrace_make_failure(MILLRACE_NO_AGENT, EOPNOTSUPP);
 			return -1;
 		}
 		if (send_request(connection->fd, request, fds) == 0)
 			return 0;
 		error = errno;
 		is_fresh = connection->is_fresh;
-		*outcome = refused(connection->fd, error);
-		millrace_give_back(connection, 1);
+		*outcome = read_refusal(connection->fd, error);
+		millrace_return_connection(connection, 1);
 		if (is_fresh || error == EBADF)
 			return -1;
 	}
@@ -125,7 +125,7 @@ int millrace_send(struct connection *connection, const struct request *request, 
 static int is_served(const struct connection *connection, int timeout_ms, int *reason)
 {
 	struct pollfd answer = {.fd = connection->fd, .events = POLLIN};
-	struct request request = millrace_query();
+	struct request request = millrace_make_query();
 	struct outcome outcome;
 
 	*reason = MILLRACE_NO_AGENT;
@@ -136,36 +136,36 @@ static int is_served(const struct connection *connection, int timeout_ms, int *r
 	return outcome.result.reason == MILLRACE_COMPLETE;
 }
 
-int millrace_take_served(struct connection *connection, int timeout_ms, int *reason)
+int millrace_take_served_connection(struct connection *connection, int timeout_ms, int *reason)
 {
 	char byte;
 
 	*reason = MILLRACE_NO_AGENT;
-	for (int attempt = 0; attempt <= MAX_KEPT; attempt++) {
-		int is_well;
+	for (int attempt = 0; attempt <= POOL_LEN; attempt++) {
+		int is_usable;
 
-		if (millrace_take(connection, attempt == MAX_KEPT, SOCK_NONBLOCK) < 0)
+		if (millrace_take_connection(connection, attempt == POOL_LEN, SOCK_NONBLOCK) < 0)
 			return -1;
-		/* A kept connection was served before, unless the agent has closed it. */
+		/* A connection of the pool was served before, unless the agent has closed it. */
 		if (connection->is_fresh)
-			is_well = is_served(connection, timeout_ms, reason);
+			is_usable = is_served(connection, timeout_ms, reason);
 		else
-			is_well = !millrace_is_old(connection) &&
+			is_usable = !millrace_is_expired(connection) &&
 				  recv(connection->fd, &byte, sizeof(byte),
 				       MSG_PEEK | MSG_DONTWAIT) < 0 &&
 				  errno == EAGAIN;
-		if (is_well && connection->slot)
+		if (is_usable && connection->slot)
 			return 0;
-		if (is_well)
+		if (is_usable)
 			*reason = MILLRACE_AGENT_BUSY;
-		millrace_give_back(connection, 1);
+		millrace_return_connection(connection, 1);
 		if (connection->is_fresh)
 			return -1;
 	}
 	return -1;
 }
 
-int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, int64_t at,
+int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, int64_t start,
 			 int64_t len)
 {
 	struct request request = {
@@ -173,22 +173,22 @@ int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, i
 	    .version = htole16(AGENT_VERSION),
 	    .op = htole16(OP_PIPE),
 	    .flags = htole32(FLAG_BEHIND),
-	    .source_offset = htole64((uint64_t)at),
+	    .source_offset = htole64((uint64_t)start),
 	    .sink_offset = htole64(UINT64_MAX),
 	    .len_bytes = htole64((uint64_t)len),
 	};
 	int fds[2] = {in_fd, out_fd};
 
 	/* The number may belong to another file by now. */
-	if (!millrace_is_kept(connection)) {
-		millrace_let_go(connection);
+	if (!millrace_is_pooled(connection)) {
+		millrace_detach_connection(connection);
 		return -1;
 	}
 	if (send_request(connection->fd, &request, fds) < 0) {
-		millrace_give_back(connection, 1);
+		millrace_return_connection(connection, 1);
 		return -1;
 	}
-	millrace_let_go(connection);
+	millrace_detach_connection(connection);
 	return 0;
 }
 
@@ -197,20 +197,20 @@ struct outcome millrace_exchange(const struct request *request, const int *fds)
 	struct connection connection;
 	struct outcome outcome;
 	int interrupted;
-	int gone;
+	int is_lost;
 
-	if (millrace_send(&connection, request, fds, 0, &outcome) < 0)
+	if (millrace_send_request(&connection, request, fds, 0, &outcome) < 0)
 		return outcome;
-	gone = wait_answer(connection.fd, &outcome, &interrupted) < 0;
+	is_lost = wait_answer(connection.fd, &outcome, &interrupted) < 0;
 	/* An agent that died may have moved bytes: their number is not known. */
-	if (gone)
-		outcome = fds ? millrace_failed(MILLRACE_LOST, EIO)
-			      : millrace_failed(MILLRACE_NO_AGENT, EOPNOTSUPP);
-	millrace_give_back(&connection, gone || interrupted);
+	if (is_lost)
+		outcome = fds ? millrace_make_failure(MILLRACE_LOST, EIO)
+			      : millrace_make_failure(MILLRACE_NO_AGENT, EOPNOTSUPP);
+	millrace_return_connection(&connection, is_lost || interrupted);
 	return outcome;
 }
 
-struct request millrace_query(void)
+struct request millrace_make_query(void)
 {
 	return (struct request){
 	    .magic = htole32(AGENT_MAGIC),

@@ -177,21 +177,21 @@ static void check_others(void)
 static void check_order(void)
 {
 	struct world world = gathering();
-	int through[2];
+	int kernel_pipe[2];
 	char byte;
 
-	CHECK(pipe(through) == 0 && write(through[1], "x", 1) == 1);
-	CHECK(splice(through[0], NULL, world.server, NULL, 1, 0) == -1 && errno == EAGAIN);
+	CHECK(pipe(kernel_pipe) == 0 && write(kernel_pipe[1], "x", 1) == 1);
+	CHECK(splice(kernel_pipe[0], NULL, world.server, NULL, 1, 0) == -1 && errno == EAGAIN);
 	CHECK(write(world.server, "x", 1) == -1 && errno == EAGAIN);
 	EXPECT_NOTHING(&world);
 	tell_done(PART, 1000, MILLRACE_PEER_SILENT);
 	EXPECT(&world, EPOLLOUT, 5);
-	CHECK(splice(through[0], NULL, world.server, NULL, 1, 0) == 1);
+	CHECK(splice(kernel_pipe[0], NULL, world.server, NULL, 1, 0) == 1);
 	/* The daemon has moved a thousand bytes. */
 	check_arrives(&world, world.at - PART + 1000, PART - 1000);
 	CHECK(recv(world.client, &byte, 1, 0) == 1 && byte == 'x');
-	close(through[0]);
-	close(through[1]);
+	close(kernel_pipe[0]);
+	close(kernel_pipe[1]);
 	end(&world);
 }
 
@@ -211,24 +211,24 @@ static void check_passed(void)
 				 .msg_iovlen = 1,
 				 .msg_control = &rights,
 				 .msg_controllen = sizeof(rights)};
-	int between[2], other;
+	int pair[2], other;
 
-	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, between) == 0);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	memcpy(CMSG_DATA(&rights.header), &world.server, sizeof(int));
 	tell_done(PART, 0, MILLRACE_NO_FLOW);
-	CHECK(sendmsg(between[0], &message, 0) == 1);
-	CHECK(recvmsg(between[1], &message, 0) == 1);
+	CHECK(sendmsg(pair[0], &message, 0) == 1);
+	CHECK(recvmsg(pair[1], &message, 0) == 1);
 	memcpy(&other, CMSG_DATA(&rights.header), sizeof(int));
 	CHECK(write(other, "x", 1) == 1);
 	check_arrives(&world, world.at - PART, PART);
 	CHECK(recv(world.client, &byte, 1, 0) == 1 && byte == 'x');
 	close(other);
-	close(between[0]);
-	close(between[1]);
+	close(pair[0]);
+	close(pair[1]);
 	end(&world);
 }
 
-static void *look(void *argument)
+static void *poll_set(void *argument)
 {
 	const struct world *world = argument;
 	struct epoll_event got;
@@ -247,7 +247,7 @@ static void *send_three(void *argument)
 	return NULL;
 }
 
-static void in_thread(void *(*what)(void *), struct world *world)
+static void run_in_thread(void *(*what)(void *), struct world *world)
 {
 	pthread_t thread;
 
@@ -262,7 +262,7 @@ static void check_threads(void)
 
 	/* A thread that enters it does. */
 	tell_done(PART, 0, MILLRACE_NO_FLOW);
-	in_thread(look, &world);
+	run_in_thread(poll_set, &world);
 	check_arrives(&world, world.at - PART, PART);
 	EXPECT(&world, EPOLLOUT, 5);
 	for (int i = 0; i < 4; i++) {
@@ -272,7 +272,7 @@ static void check_threads(void)
 	end(&world);
 	world = new_world(EPOLLIN | EPOLLOUT, 5);
 	tell_done(PART, 0, MILLRACE_NO_FLOW);
-	in_thread(send_three, &world);
+	run_in_thread(send_three, &world);
 	check_arrives(&world, 10, 3 * PART);
 	end(&world);
 }

@@ -12,19 +12,20 @@
 
 static __thread int last_reason;
 
-static int fill(struct request *request, size_t count, const struct millrace_options *options)
+static int fill_request(struct request *request, size_t count,
+			const struct millrace_options *options)
 {
-	struct millrace_options all = MILLRACE_OPTIONS;
+	struct millrace_options settings = MILLRACE_OPTIONS;
 
 	if (options) {
-		if (options->size < sizeof(all)) {
+		if (options->size < sizeof(settings)) {
 			errno = EINVAL;
 			return -1;
 		}
-		all = *options;
+		settings = *options;
 	}
-	if (count > INT64_MAX || all.in_offset < MILLRACE_OWN_POSITION ||
-	    all.out_offset < MILLRACE_OWN_POSITION) {
+	if (count > INT64_MAX || settings.in_offset < MILLRACE_OWN_POSITION ||
+	    settings.out_offset < MILLRACE_OWN_POSITION) {
 		errno = EINVAL;
 		return -1;
 	}
@@ -32,9 +33,9 @@ static int fill(struct request *request, size_t count, const struct millrace_opt
 	    .magic = htole32(AGENT_MAGIC),
 	    .version = htole16(AGENT_VERSION),
 	    .op = htole16(OP_PIPE),
-	    .timeout_ms = htole32(all.timeout_ms),
-	    .source_offset = htole64((uint64_t)all.in_offset),
-	    .sink_offset = htole64((uint64_t)all.out_offset),
+	    .timeout_ms = htole32(settings.timeout_ms),
+	    .source_offset = htole64((uint64_t)settings.in_offset),
+	    .sink_offset = htole64((uint64_t)settings.out_offset),
 	    .len_bytes = htole64(count),
 	};
 	return 0;
@@ -50,7 +51,7 @@ EXPORT int64_t millrace_pipe_options(int out_fd, int in_fd, size_t count,
 	int cancel;
 
 	last_reason = MILLRACE_MALFORMED;
-	if (fill(&request, count, options) < 0)
+	if (fill_request(&request, count, options) < 0)
 		return -1;
 	/* A thread that is cancelled in here would never release its connection. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
@@ -94,14 +95,14 @@ EXPORT int millrace_pipe_start(int out_fd, int in_fd, size_t count,
 	int error = errno;
 
 	last_reason = MILLRACE_MALFORMED;
-	if (fill(&request, count, options) < 0)
+	if (fill_request(&request, count, options) < 0)
 		return -1;
-	if (millrace_send(&connection, &request, fds, SOCK_NONBLOCK, &outcome) < 0) {
+	if (millrace_send_request(&connection, &request, fds, SOCK_NONBLOCK, &outcome) < 0) {
 		last_reason = outcome.result.reason;
 		errno = outcome.result.error ? outcome.result.error : EIO;
 		return -1;
 	}
-	millrace_let_go(&connection);
+	millrace_detach_connection(&connection);
 	last_reason = MILLRACE_COMPLETE;
 	errno = error;
 	return connection.fd;
@@ -111,25 +112,25 @@ EXPORT int millrace_pipe_status(int fd, struct millrace_result *result)
 {
 	struct outcome outcome;
 	int error = errno;
-	int got = millrace_read_answer(fd, MSG_DONTWAIT, &outcome);
+	int status = millrace_read_answer(fd, MSG_DONTWAIT, &outcome);
 
-	if (got < 0) {
+	if (status < 0) {
 		if (errno == EBADF || errno == ENOTSOCK)
 			return -1;
-		outcome = millrace_failed(MILLRACE_LOST, EIO);
-		got = 1;
+		outcome = millrace_make_failure(MILLRACE_LOST, EIO);
+		status = 1;
 	}
-	if (got > 0) {
+	if (status > 0) {
 		*result = outcome.result;
 		last_reason = result->reason;
 	}
 	errno = error;
-	return got;
+	return status;
 }
 
-static struct outcome query(void)
+static struct outcome send_query(void)
 {
-	struct request request = millrace_query();
+	struct request request = millrace_make_query();
 	struct outcome outcome;
 	int error = errno;
 	int cancel;
@@ -144,12 +145,12 @@ static struct outcome query(void)
 
 EXPORT int millrace_available(void)
 {
-	return query().result.reason == MILLRACE_COMPLETE;
+	return send_query().result.reason == MILLRACE_COMPLETE;
 }
 
 EXPORT int64_t millrace_min_bytes(void)
 {
-	return (int64_t)query().min_bytes_kib * 1024;
+	return (int64_t)send_query().min_bytes_kib * 1024;
 }
 
 EXPORT int millrace_reason(void)

@@ -27,7 +27,8 @@ static int open_source(const char *path, struct job *job)
 
 static int open_sink(const char *path, const struct job *job)
 {
-	int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (job->keep ? 0 : O_TRUNC), 0644);
+	int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (job->keep_content ? 0 : O_TRUNC),
+			0644);
 
 	if (file < 0)
 		die(path);
@@ -60,72 +61,74 @@ void run_send(struct job *job, const char *path, struct totals *totals)
 	int file = open_source(path, job);
 	int fd = open_peer(job);
 	char line[LINE_BYTES];
-	int whole = 1;
+	int is_whole = 1;
 
-	for (long round = 0; round < job->rounds && whole; round++) {
-		struct ends ends = {.in = file, .out = fd, .in_is_file = 1, .in_at = job->offset};
+	for (long round = 0; round < job->rounds && is_whole; round++) {
+		struct ends ends = {
+		    .in = file, .out = fd, .in_is_file = 1, .in_offset = job->offset};
 
 		if (job->requests)
 			read_line(fd, line, sizeof(line));
 		if (job->cork)
 			set_cork(fd, 1);
 		send_header(fd, round, job->bytes);
-		whole = move(&ends, job->bytes, job, totals) == job->bytes;
-		if (whole)
+		is_whole = move_bytes(&ends, job->bytes, job, totals) == job->bytes;
+		if (is_whole)
 			send_trailer(fd, round);
 		if (job->cork)
 			set_cork(fd, 0);
 	}
-	report(totals, whole);
+	report(totals, is_whole);
 	finish(fd);
 }
 
 /* Receives one round of run_send. Returns 1 when all of it came. */
-static int get_round(int fd, int file, long round, const struct job *job, struct totals *totals)
+static int receive_round(int fd, int file, long round, const struct job *job, struct totals *totals)
 {
-	struct ends ends = {.in = fd, .out = file, .out_is_file = 1, .out_at = job->offset};
-	char line[LINE_BYTES], want[LINE_BYTES];
+	struct ends ends = {.in = fd, .out = file, .out_is_file = 1, .out_offset = job->offset};
+	char line[LINE_BYTES], expected[LINE_BYTES];
 	long long bytes;
-	long said;
+	long received_round;
 
 	if (job->requests)
 		send_all(fd, "GET\n", 4);
 	read_line(fd, line, sizeof(line));
-	if (sscanf(line, "MRPIPE %ld %lld\n", &said, &bytes) != 2 || said != round || bytes < 0) {
+	if (sscanf(line, "MRPIPE %ld %lld\n", &received_round, &bytes) != 2 ||
+	    received_round != round || bytes < 0) {
 		fprintf(stderr, "mrpipe: not a header: %s", line);
 		return 0;
 	}
-	if (move(&ends, bytes, job, totals) != bytes)
+	if (move_bytes(&ends, bytes, job, totals) != bytes)
 		return 0;
 	if (fsync(file) < 0)
 		die("fsync");
 	read_line(fd, line, sizeof(line));
-	snprintf(want, sizeof(want), "END %ld\n", round);
-	return strcmp(line, want) == 0;
+	snprintf(expected, sizeof(expected), "END %ld\n", round);
+	return strcmp(line, expected) == 0;
 }
 
 void run_get(struct job *job, const char *path, struct totals *totals)
 {
 	int file = open_sink(path, job);
 	int fd = open_peer(job);
-	int whole = 1;
+	int is_whole = 1;
 
-	for (long round = 0; round < job->rounds && whole; round++)
-		whole = get_round(fd, file, round, job, totals);
-	report(totals, whole);
+	for (long round = 0; round < job->rounds && is_whole; round++)
+		is_whole = receive_round(fd, file, round, job, totals);
+	report(totals, is_whole);
 	finish(fd);
 }
 
 void run_proxy(struct job *job, struct totals *totals)
 {
 	int in = open_listening(job->listen_at);
-	struct ends ends = {.in = in, .out = open_connected(job->onward)};
+	struct ends ends = {.in = in, .out = open_connected(job->forward_to)};
 	/* Without a number, reads to the end of the stream. */
 	int64_t bytes = job->bytes >= 0 ? job->bytes : INT64_MAX;
-	int64_t moved = move(&ends, bytes, job, totals);
-	int whole = moved == bytes || (job->bytes < 0 && job->mode != MODE_PIPE);
+	int64_t moved = move_bytes(&ends, bytes, job, totals);
+	int is_whole = moved == bytes || (job->bytes < 0 && job->mode != MODE_PIPE);
 
-	report(totals, whole);
+	report(totals, is_whole);
 	finish(ends.out);
 }
 
@@ -133,23 +136,23 @@ void run_copy(struct job *job, const char *from, const char *to, struct totals *
 {
 	int in = open_source(from, job);
 	int out = open_sink(to, job);
-	int whole = 1;
+	int is_whole = 1;
 
-	for (long round = 0; round < job->rounds && whole; round++) {
+	for (long round = 0; round < job->rounds && is_whole; round++) {
 		struct ends ends = {in, out, 1, 1, job->offset, job->out_offset};
 
-		whole = move(&ends, job->bytes, job, totals) == job->bytes;
+		is_whole = move_bytes(&ends, job->bytes, job, totals) == job->bytes;
 	}
 	if (fsync(out) < 0)
 		die("fsync");
-	report(totals, whole);
+	report(totals, is_whole);
 }
 
-void report(const struct totals *totals, int whole)
+void report(const struct totals *totals, int is_whole)
 {
 	printf("{\"piped\": %lld, \"sent\": %lld, \"whole\": %s, \"reason\": %d, "
 	       "\"reason_text\": \"%s\", \"errno\": %d}\n",
-	       (long long)totals->piped, (long long)totals->sent, whole ? "true" : "false",
+	       (long long)totals->piped, (long long)totals->sent, is_whole ? "true" : "false",
 	       totals->reason, millrace_reason_text(totals->reason), totals->error);
 	fflush(stdout);
 }

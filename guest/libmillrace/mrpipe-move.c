@@ -22,11 +22,11 @@ static void write_all(struct ends *ends, const char *bytes, size_t len)
 		return;
 	}
 	while (len > 0) {
-		ssize_t written = pwrite(ends->out, bytes, len, ends->out_at);
+		ssize_t written = pwrite(ends->out, bytes, len, ends->out_offset);
 
 		if (written < 0)
 			die("write");
-		ends->out_at += written;
+		ends->out_offset += written;
 		bytes += written;
 		len -= (size_t)written;
 	}
@@ -37,67 +37,68 @@ static int64_t read_write(struct ends *ends, size_t count)
 {
 	static char buffer[BUFFER_BYTES];
 	size_t len = count < BUFFER_BYTES ? count : BUFFER_BYTES;
-	ssize_t got = ends->in_is_file ? pread(ends->in, buffer, len, ends->in_at)
+	ssize_t len_read = ends->in_is_file ? pread(ends->in, buffer, len, ends->in_offset)
 				       : recv(ends->in, buffer, len, 0);
 
-	if (got < 0)
+	if (len_read < 0)
 		die("read");
-	ends->in_at += got;
-	write_all(ends, buffer, (size_t)got);
-	return got;
+	ends->in_offset += len_read;
+	write_all(ends, buffer, (size_t)len_read);
+	return len_read;
 }
 
 /* Splices from a socket through a kernel pipe. */
-static int64_t splice_through(struct ends *ends, size_t count)
+static int64_t splice_bytes(struct ends *ends, size_t count)
 {
-	static int through[2] = {-1, -1};
+	static int kernel_pipe[2] = {-1, -1};
 	size_t len = count < BUFFER_BYTES ? count : BUFFER_BYTES;
-	ssize_t got;
+	ssize_t len_read;
 
-	if (through[0] < 0 && pipe2(through, O_CLOEXEC) < 0)
+	if (kernel_pipe[0] < 0 && pipe2(kernel_pipe, O_CLOEXEC) < 0)
 		die("pipe");
-	got = splice(ends->in, NULL, through[1], NULL, len, SPLICE_F_MOVE);
-	for (ssize_t left = got; left > 0;) {
-		ssize_t gone = splice(through[0], NULL, ends->out,
-				      ends->out_is_file ? &ends->out_at : NULL, (size_t)left,
-				      SPLICE_F_MOVE);
+	len_read = splice(ends->in, NULL, kernel_pipe[1], NULL, len, SPLICE_F_MOVE);
+	for (ssize_t remaining = len_read; remaining > 0;) {
+		ssize_t written = splice(kernel_pipe[0], NULL, ends->out,
+					 ends->out_is_file ? &ends->out_offset : NULL,
+					 (size_t)remaining, SPLICE_F_MOVE);
 
-		if (gone <= 0)
+		if (written <= 0)
 			die("splice");
-		left -= gone;
+		remaining -= written;
 	}
-	return got;
+	return len_read;
 }
 
 /* Copies from file to file. Some file systems lack copy_file_range(2), or have it only within
  * one. */
-static int64_t copy(struct ends *ends, size_t count)
+static int64_t copy_file(struct ends *ends, size_t count)
 {
-	int64_t moved = copy_file_range(ends->in, &ends->in_at, ends->out, &ends->out_at, count, 0);
+	int64_t moved = copy_file_range(ends->in, &ends->in_offset, ends->out, &ends->out_offset,
+					count, 0);
 
 	if (moved >= 0 || (errno != EXDEV && errno != EOPNOTSUPP && errno != ENOSYS))
 		return moved;
-	if (lseek(ends->out, ends->out_at, SEEK_SET) < 0)
+	if (lseek(ends->out, ends->out_offset, SEEK_SET) < 0)
 		die("seek");
-	moved = sendfile(ends->out, ends->in, &ends->in_at, count);
+	moved = sendfile(ends->out, ends->in, &ends->in_offset, count);
 	if (moved > 0)
-		ends->out_at += moved;
+		ends->out_offset += moved;
 	return moved;
 }
 
 /* Moves bytes without a vPipe. */
-static int64_t plain(struct ends *ends, size_t count, enum mode mode)
+static int64_t move_plain(struct ends *ends, size_t count, enum mode mode)
 {
 	int64_t moved;
 
 	if (mode == MODE_READ_WRITE)
 		return read_write(ends, count);
 	if (!ends->in_is_file)
-		moved = splice_through(ends, count);
+		moved = splice_bytes(ends, count);
 	else if (ends->out_is_file)
-		moved = copy(ends, count);
+		moved = copy_file(ends, count);
 	else
-		moved = sendfile(ends->out, ends->in, &ends->in_at, count);
+		moved = sendfile(ends->out, ends->in, &ends->in_offset, count);
 	if (moved < 0)
 		die("move");
 	return moved;
@@ -110,21 +111,21 @@ static int64_t piped(struct ends *ends, size_t count, const struct job *job, str
 
 	options.timeout_ms = job->timeout_ms;
 	if (ends->in_is_file)
-		options.in_offset = ends->in_at;
+		options.in_offset = ends->in_offset;
 	if (ends->out_is_file)
-		options.out_offset = ends->out_at;
+		options.out_offset = ends->out_offset;
 	moved = millrace_pipe_options(ends->out, ends->in, count, &options);
 	totals->reason = millrace_reason();
 	totals->error = moved < 0 ? errno : 0;
 	if (moved > 0) {
 		totals->piped += moved;
-		ends->in_at += moved;
-		ends->out_at += moved;
+		ends->in_offset += moved;
+		ends->out_offset += moved;
 	}
 	return moved;
 }
 
-int64_t move(struct ends *ends, int64_t bytes, const struct job *job, struct totals *totals)
+int64_t move_bytes(struct ends *ends, int64_t bytes, const struct job *job, struct totals *totals)
 {
 	enum mode mode = job->mode;
 	int64_t done = 0;
@@ -137,7 +138,7 @@ int64_t move(struct ends *ends, int64_t bytes, const struct job *job, struct tot
 		if (is_pipe) {
 			moved = piped(ends, count, job, totals);
 		} else {
-			moved = plain(ends, count, mode);
+			moved = move_plain(ends, count, mode);
 			totals->sent += moved;
 		}
 		if (moved > 0)

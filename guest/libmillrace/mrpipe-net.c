@@ -11,11 +11,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static struct addrinfo *find(char *where)
+static struct addrinfo *resolve(char *address_text)
 {
 	struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
-	char *port = strrchr(where, ':');
-	char *host = port ? where : NULL;
+	char *port = strrchr(address_text, ':');
+	char *host = port ? address_text : NULL;
 	struct addrinfo *found;
 
 	if (port) {
@@ -25,7 +25,7 @@ static struct addrinfo *find(char *where)
 			host[strcspn(host, "]")] = '\0';
 		}
 	} else {
-		port = where;
+		port = address_text;
 		hints.ai_flags |= AI_PASSIVE;
 	}
 	if (getaddrinfo(host, port, &hints, &found) != 0) {
@@ -44,9 +44,9 @@ static int new_socket(const struct addrinfo *address)
 	return fd;
 }
 
-int open_listening(char *where)
+int open_listening(char *address_text)
 {
-	struct addrinfo *address = find(where);
+	struct addrinfo *address = resolve(address_text);
 	int fd = new_socket(address);
 	int connection;
 
@@ -63,9 +63,9 @@ int open_listening(char *where)
 	return connection;
 }
 
-int open_connected(char *where)
+int open_connected(char *address_text)
 {
-	struct addrinfo *address = find(where);
+	struct addrinfo *address = resolve(address_text);
 	int fd = new_socket(address);
 
 	if (connect(fd, address->ai_addr, address->ai_addrlen) < 0)

@@ -37,7 +37,7 @@ void die(const char *what)
 	exit(1);
 }
 
-static void give_up(void)
+static void exit_with_usage(void)
 {
 	fputs(usage, stderr);
 	exit(2);
@@ -52,7 +52,7 @@ static enum kind parse(int argc, char **argv, struct job *job)
 		switch (option) {
 		case 'l': job->listen_at = optarg; break;
 		case 'c': job->connect_to = optarg; break;
-		case 'x': job->onward = optarg; kind = KIND_PROXY; break;
+		case 'x': job->forward_to = optarg; kind = KIND_PROXY; break;
 		case 'g': kind = KIND_GET; break;
 		case 'f': kind = KIND_COPY; break;
 		case 'p': job->mode = MODE_PIPE; break;
@@ -64,16 +64,16 @@ static enum kind parse(int argc, char **argv, struct job *job)
 		case 'O': job->out_offset = atoll(optarg); break;
 		case 'z': job->bytes = atoll(optarg); break;
 		case 't': job->timeout_ms = (uint32_t)atol(optarg); break;
-		case 'e': job->keep = 1; break;
+		case 'e': job->keep_content = 1; break;
 		case 'k': job->cork = 1; break;
 		case 'r': job->requests = 1; break;
-		default: give_up();
+		default: exit_with_usage();
 		}
 	}
 	return kind;
 }
 
-static int is_right(enum kind kind, const struct job *job, int paths)
+static int is_valid(enum kind kind, const struct job *job, int paths)
 {
 	switch (kind) {
 	case KIND_COPY:
@@ -92,8 +92,8 @@ int main(int argc, char **argv)
 	enum kind kind = parse(argc, argv, &job);
 
 	argv += optind;
-	if (!is_right(kind, &job, argc - optind))
-		give_up();
+	if (!is_valid(kind, &job, argc - optind))
+		exit_with_usage();
 	switch (kind) {
 	case KIND_SEND: run_send(&job, argv[0], &totals); break;
 	case KIND_GET: run_get(&job, argv[0], &totals); break;

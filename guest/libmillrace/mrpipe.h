@@ -15,12 +15,12 @@ struct job {
 	int64_t out_offset; /* in the second of two files */
 	int64_t bytes;      /* negative: all */
 	uint32_t timeout_ms;
-	int keep;
+	int keep_content; /* the sink may exist and is not cut */
 	int cork;
 	int requests;
 	char *listen_at;
 	char *connect_to;
-	char *onward;
+	char *forward_to;
 };
 
 /* Counts of the calls of all rounds. */
@@ -37,16 +37,16 @@ struct ends {
 	int out;
 	int in_is_file;
 	int out_is_file;
-	off_t in_at;
-	off_t out_at;
+	off_t in_offset;
+	off_t out_offset;
 };
 
 /* mrpipe.c */
 __attribute__((noreturn)) void die(const char *what);
 
-/* mrpipe-net.c: `where` has the form [ADDRESS:]PORT. */
-int open_listening(char *where);
-int open_connected(char *where);
+/* mrpipe-net.c: `address_text` has the form [ADDRESS:]PORT. */
+int open_listening(char *address_text);
+int open_connected(char *address_text);
 void send_all(int fd, const void *bytes, size_t len);
 /* Reads a line with its end, byte for byte, so that what follows stays in the socket. */
 void read_line(int fd, char *line, size_t size);
@@ -55,13 +55,13 @@ void set_cork(int fd, int on);
 void finish(int fd);
 
 /* mrpipe-move.c: moves a number of bytes. Returns the number moved. */
-int64_t move(struct ends *ends, int64_t bytes, const struct job *job, struct totals *totals);
+int64_t move_bytes(struct ends *ends, int64_t bytes, const struct job *job, struct totals *totals);
 
 /* mrpipe-modes.c: run a mode, and report the bytes moved. */
 void run_send(struct job *job, const char *path, struct totals *totals);
 void run_get(struct job *job, const char *path, struct totals *totals);
 void run_proxy(struct job *job, struct totals *totals);
 void run_copy(struct job *job, const char *from, const char *to, struct totals *totals);
-void report(const struct totals *totals, int whole);
+void report(const struct totals *totals, int is_whole);
 
 #endif

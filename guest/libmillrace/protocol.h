@@ -40,7 +40,7 @@ static_assert(offsetof(struct request, source_offset) == 16, "as in program.rs")
 static_assert(sizeof(struct answer) == 24, "as in program.rs");
 static_assert(offsetof(struct answer, moved_bytes) == 16, "as in program.rs");
 
-/* Keeps the descriptor of a pipe whose result is known for another call. Used by the shim. */
-__attribute__((visibility("hidden"))) void millrace_keep_connection(int fd);
+/* Returns the connection of a pipe whose result is known to the pool. Used by the shim. */
+__attribute__((visibility("hidden"))) void millrace_pool_connection(int fd);
 
 #endif

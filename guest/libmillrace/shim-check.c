@@ -216,17 +216,17 @@ static void check_ends(void)
 {
 	int other = open("/dev/null", O_RDONLY);
 
-	for (int way = 0; way < 4; way++) {
+	for (int method = 0; method < 4; method++) {
 		struct world world = new_world(EPOLLIN | EPOLLOUT, 5);
 		size_t len = BEGIN(&world);
 
 		wait_asked();
-		if (way == 0)
+		if (method == 0)
 			CHECK(close(world.server) == 0);
-		else if (way == 1)
+		else if (method == 1)
 			CHECK(close_range((unsigned)world.server, (unsigned)world.server, 0) == 0);
 		else
-			CHECK((way == 2 ? dup2(other, world.server)
+			CHECK((method == 2 ? dup2(other, world.server)
 					: dup3(other, world.server, O_CLOEXEC)) == world.server);
 		expect_cancelled(&world, len);
 	}

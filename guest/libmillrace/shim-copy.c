@@ -17,14 +17,14 @@
 /* XFS_IOC_FSGEOMETRY_V4 of xfs_fs.h, a header that the C library lacks: the bytes before the
  * flags, the flags, and the bytes behind. */
 struct xfs_geometry {
-	uint32_t before[23];
+	uint32_t prefix[23];
 	uint32_t flags;
-	uint32_t after[4];
+	uint32_t suffix[4];
 };
 #define XFS_GEOMETRY _IOR('X', 124, struct xfs_geometry)
 #define XFS_SHARES_BLOCKS (UINT32_C(1) << 20)
 
-struct shim_ends shim_ends_of(const struct stat *in, const struct stat *out)
+struct shim_ends shim_get_ends(const struct stat *in, const struct stat *out)
 {
 	return (struct shim_ends){
 	    .in_dev = in->st_dev,
@@ -35,7 +35,7 @@ struct shim_ends shim_ends_of(const struct stat *in, const struct stat *out)
 	};
 }
 
-int64_t shim_position(int fd, const off64_t *offset)
+int64_t shim_get_position(int fd, const off64_t *offset)
 {
 	return offset ? *offset : lseek64(fd, 0, SEEK_CUR);
 }
@@ -50,7 +50,7 @@ void shim_move_position(int fd, off64_t *offset, int64_t to)
 
 /* Whether a file system can let files share blocks: there copy_file_range(2) moves no bytes at
  * all. ext4 cannot, and other file systems are not piped anyway. */
-static int shares_blocks(int fd, const struct shim_ends *ends)
+static int may_share_blocks(int fd, const struct shim_ends *ends)
 {
 	struct xfs_geometry geometry = {0};
 	struct statfs statfs;
@@ -62,50 +62,50 @@ static int shares_blocks(int fd, const struct shim_ends *ends)
 	return ioctl(fd, XFS_GEOMETRY, &geometry) < 0 || geometry.flags & XFS_SHARES_BLOCKS;
 }
 
-/* Whether a sink may be piped to. Not one that writes elsewhere than at the offset, or promises
- * that bytes are on the disk: these are the kernel's. */
-static int takes_pipes(int out_fd)
+/* Whether a pipe may write to a file. Not if the descriptor writes elsewhere than at the offset, or
+ * promises that bytes are on the disk: these calls are the kernel's. */
+static int may_pipe_to(int out_fd)
 {
 	int flags = fcntl(out_fd, F_GETFL);
 
 	return flags >= 0 && !(flags & (O_APPEND | O_DSYNC | O_SYNC));
 }
 
-static int may_ask(const struct shim_ends *ends)
+static int may_request(const struct shim_ends *ends)
 {
-	int may;
+	int is_allowed;
 
 	if (!shim_lock())
 		return 0;
-	may = shim_may_ask(NULL, ends);
+	is_allowed = shim_may_request(NULL, ends);
 	shim_unlock();
-	return may;
+	return is_allowed;
 }
 
-static void refused(const struct shim_ends *ends, int reason)
+static void note_refusal(const struct shim_ends *ends, int reason)
 {
 	if (!shim_lock())
 		return;
-	shim_refused(NULL, ends, reason);
+	shim_note_refusal(NULL, ends, reason);
 	shim_unlock();
 }
 
 int shim_copy(const struct shim_copy *copy, ssize_t *result)
 {
-	struct shim_ends ends = shim_ends_of(&copy->in, &copy->out);
+	struct shim_ends ends = shim_get_ends(&copy->in, &copy->out);
 	struct millrace_options options = MILLRACE_OPTIONS;
 	int64_t moved;
 
-	options.in_offset = shim_position(copy->in_fd, copy->in_offset);
-	options.out_offset = shim_position(copy->out_fd, copy->out_offset);
+	options.in_offset = shim_get_position(copy->in_fd, copy->in_offset);
+	options.out_offset = shim_get_position(copy->out_fd, copy->out_offset);
 	/* Within one file, ranges may overlap, which is an error for some calls and none for
 	 * others. */
 	if ((ends.in_dev == ends.out_dev && ends.in_ino == ends.out_ino) || options.in_offset < 0 ||
-	    options.out_offset < 0 || !takes_pipes(copy->out_fd) || !may_ask(&ends))
+	    options.out_offset < 0 || !may_pipe_to(copy->out_fd) || !may_request(&ends))
 		return 0;
 	moved = millrace_pipe_options(copy->out_fd, copy->in_fd, copy->count, &options);
 	if (moved <= 0) {
-		refused(&ends, millrace_reason());
+		note_refusal(&ends, millrace_reason());
 		return 0;
 	}
 	shim_move_position(copy->in_fd, copy->in_offset, options.in_offset + moved);
@@ -118,16 +118,17 @@ int shim_copy(const struct shim_copy *copy, ssize_t *result)
 static int try_copy(struct shim_copy *copy, ssize_t *result)
 {
 	struct shim_ends ends;
-	int64_t left;
+	int64_t remaining;
 
 	if (fstat(copy->in_fd, &copy->in) < 0 || !S_ISREG(copy->in.st_mode))
 		return 0;
-	left = copy->in.st_size - shim_position(copy->in_fd, copy->in_offset);
-	if (left <= 0 || !shim_pays((uint64_t)left < copy->count ? (uint64_t)left : copy->count) ||
+	remaining = copy->in.st_size - shim_get_position(copy->in_fd, copy->in_offset);
+	if (remaining <= 0 ||
+	    !shim_pays((uint64_t)remaining < copy->count ? (uint64_t)remaining : copy->count) ||
 	    fstat(copy->out_fd, &copy->out) < 0 || !S_ISREG(copy->out.st_mode))
 		return 0;
-	ends = shim_ends_of(&copy->in, &copy->out);
-	return !shares_blocks(copy->in_fd, &ends) && shim_copy(copy, result);
+	ends = shim_get_ends(&copy->in, &copy->out);
+	return !may_share_blocks(copy->in_fd, &ends) && shim_copy(copy, result);
 }
 
 EXPORT ssize_t copy_file_range(int in_fd, off64_t *in_offset, int out_fd, off64_t *out_offset,
@@ -144,5 +145,5 @@ EXPORT ssize_t copy_file_range(int in_fd, off64_t *in_offset, int out_fd, off64_
 		return result;
 	}
 	errno = error;
-	return NEXT(copy_file_range)(in_fd, in_offset, out_fd, out_offset, count, flags);
+	return ORIGINAL(copy_file_range)(in_fd, in_offset, out_fd, out_offset, count, flags);
 }

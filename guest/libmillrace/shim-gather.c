@@ -35,25 +35,26 @@
 #include <unistd.h>
 
 /* Most sockets with gathered parts at a time: each keeps a connection to the agent. */
-#define MAX_WAITING MAX_KEPT
-/* Parts that are sent as they come, behind the first. */
-#define PARTS_BEFORE 1
-/* Most bytes that are gathered, and the time that a pipe should take to move them: meanwhile a
- * program gets no event of its socket, and servers give up clients that are silent for long. */
-#define MOST_BYTES (INT64_C(16) << 20)
-#define SHORT_MS 500
+#define MAX_GATHERING POOL_LEN
+/* Parts behind the first that are sent as they come, before gathering begins. */
+#define UNGATHERED_PARTS 1
+/* Most bytes that are gathered. A pipe that moves them faster than FAST_PIPE_MS raises the limit of
+ * its socket, one slower than SLOW_PIPE_MS lowers it: meanwhile a program gets no event of its
+ * socket, and servers give up clients that are silent for long. */
+#define MAX_GATHERED_BYTES (INT64_C(16) << 20)
+#define FAST_PIPE_MS 500
 /* Time that the agent may take to answer on a new connection, of which a program has a few. */
-#define AGENT_MS 50
-#define LONG_MS 2000
+#define AGENT_TIMEOUT_MS 50
+#define SLOW_PIPE_MS 2000
 
-__thread int shim_waited_in = -1;
-static pthread_key_t at_thread_end;
-static int is_key;
+__thread int shim_last_set = -1;
+static pthread_key_t thread_end_key;
+static int has_thread_end_key;
 /* Stands for a thread when more than one has waited in a set. */
-static const char many;
+static const char many_threads;
 
-static int waiting[MAX_WAITING];
-_Atomic int shim_waiting_len;
+static int gathering_fds[MAX_GATHERING];
+_Atomic int shim_gathering_len;
 
 static int64_t now_ms(void)
 {
@@ -63,116 +64,117 @@ static int64_t now_ms(void)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-static void remove_waiting(int fd)
+static void remove_gathering(int fd)
 {
-	int len = atomic_load(&shim_waiting_len);
+	int len = atomic_load(&shim_gathering_len);
 
 	for (int i = 0; i < len; i++) {
-		if (waiting[i] != fd)
+		if (gathering_fds[i] != fd)
 			continue;
-		waiting[i] = waiting[len - 1];
-		atomic_store(&shim_waiting_len, len - 1);
+		gathering_fds[i] = gathering_fds[len - 1];
+		atomic_store(&shim_gathering_len, len - 1);
 		return;
 	}
 }
 
-/* Whether this part is the next one. */
-static int goes_on(const struct shim_run *run, const struct shim_part *part)
+/* Whether a part starts where the last one ended. */
+static int is_next_part(const struct shim_run *run, const struct shim_part *part)
 {
 	return run->parts > 0 && run->dev == part->ends.in_dev && run->ino == part->ends.in_ino &&
-	       run->at == part->at;
+	       run->end == part->start;
 }
 
-void shim_sent(const struct shim_part *part, struct entry *entry, ssize_t sent)
+void shim_note_sent(const struct shim_part *part, struct entry *entry, ssize_t sent)
 {
 	struct shim_run *run = &entry->run;
 
 	if (sent <= 0)
 		return;
-	if (!goes_on(run, part))
+	if (!is_next_part(run, part))
 		*run = (struct shim_run){.dev = part->ends.in_dev,
 					 .ino = part->ends.in_ino,
 					 .limit = run->limit};
-	run->at = part->at + sent;
+	run->end = part->start + sent;
 	run->parts++;
 }
 
 /* Whether the file is on a file system from which the agent sends. */
-static int is_known(int file)
+static int is_on_known_fs(int file_fd)
 {
 	struct statfs statfs;
 
-	return fstatfs(file, &statfs) == 0 &&
+	return fstatfs(file_fd, &statfs) == 0 &&
 	       (statfs.f_type == EXT4_SUPER_MAGIC || statfs.f_type == XFS_SUPER_MAGIC);
 }
 
 /* Whether the process has fcntl(2) locks on it: closing the shim's own descriptor would release
  * them. */
-static int has_locks(int file)
+static int has_locks(int file_fd)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 
-	return fcntl(file, F_OFD_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
+	return fcntl(file_fd, F_OFD_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
 }
 
-/* Whether it has O_DIRECT: the agent reads into unaligned memory, and must not fail. */
-static int is_direct(int file)
+/* Whether a file has O_DIRECT: the agent reads into unaligned memory, and must not fail. */
+static int is_direct(int file_fd)
 {
-	return fcntl(file, F_GETFL) & O_DIRECT;
+	return fcntl(file_fd, F_GETFL) & O_DIRECT;
 }
 
 /* Whether this thread alone waits in the set, and waited there last. */
-static int waits_alone_in(int set)
+static int is_only_waiter(int set)
 {
 	const struct entry *entry = shim_find(set);
 
-	return shim_waited_in == set && entry && entry->waiter == &shim_waited_in;
+	return shim_last_set == set && entry && entry->waiter == &shim_last_set;
 }
 
-static int takes_bytes(int fd)
+static int is_writable(int fd)
 {
-	struct pollfd wish = {.fd = fd, .events = POLLOUT};
+	struct pollfd request = {.fd = fd, .events = POLLOUT};
 
-	return poll(&wish, 1, 0) == 1 && wish.revents == POLLOUT;
+	return poll(&request, 1, 0) == 1 && request.revents == POLLOUT;
 }
 
-static struct shim_pipe *new_pipe(const struct shim_part *part, struct entry *entry)
+static struct shim_pipe *make_pipe(const struct shim_part *part, struct entry *entry)
 {
-	struct shim_pipe *pipe = shim_new_pipe(&part->ends, part->at);
+	struct shim_pipe *pipe = shim_make_pipe(&part->ends, part->start);
 	int reason = MILLRACE_COMPLETE;
 
 	if (!pipe)
 		return NULL;
-	pipe->file = fcntl(part->in_fd, F_DUPFD_CLOEXEC, 0);
-	if (pipe->file >= 0 && millrace_take_served(&pipe->agent, AGENT_MS, &reason) == 0)
+	pipe->file_fd = fcntl(part->in_fd, F_DUPFD_CLOEXEC, 0);
+	if (pipe->file_fd >= 0 &&
+	    millrace_take_served_connection(&pipe->agent, AGENT_TIMEOUT_MS, &reason) == 0)
 		return pipe;
-	shim_refused(entry, &pipe->ends, reason);
-	if (pipe->file >= 0)
-		syscall(SYS_close, pipe->file);
-	shim_spare_pipe(pipe);
+	shim_note_refusal(entry, &pipe->ends, reason);
+	if (pipe->file_fd >= 0)
+		syscall(SYS_close, pipe->file_fd);
+	shim_recycle_pipe(pipe);
 	return NULL;
 }
 
 /* Begins to gather. Returns 0, or -1. */
-static int begin(const struct shim_part *part, struct entry *entry)
+static int begin_gathering(const struct shim_part *part, struct entry *entry)
 {
 	struct shim_pipe *pipe;
 
 	/* Gathered bytes are sent before this thread sleeps in that set. */
-	if (!waits_alone_in(entry->set) || entry->events & EPOLLONESHOT)
+	if (!is_only_waiter(entry->set) || entry->events & EPOLLONESHOT)
 		return -1;
-	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) ||
-	    atomic_load(&shim_waiting_len) == MAX_WAITING || !is_known(part->in_fd) ||
-	    is_direct(part->in_fd) || has_locks(part->in_fd) || !takes_bytes(part->out_fd))
+	if (entry->run.parts < UNGATHERED_PARTS || !is_next_part(&entry->run, part) ||
+	    atomic_load(&shim_gathering_len) == MAX_GATHERING || !is_on_known_fs(part->in_fd) ||
+	    is_direct(part->in_fd) || has_locks(part->in_fd) || !is_writable(part->out_fd))
 		return -1;
-	pipe = new_pipe(part, entry);
+	pipe = make_pipe(part, entry);
 	if (!pipe)
 		return -1;
-	shim_mark_own(pipe->file, part->out_fd);
+	shim_mark_own(pipe->file_fd, part->out_fd);
 	entry->pipe = pipe;
 	atomic_fetch_or(&entry->bits, HAS_PIPE);
-	waiting[atomic_load(&shim_waiting_len)] = part->out_fd;
-	atomic_fetch_add(&shim_waiting_len, 1);
+	gathering_fds[atomic_load(&shim_gathering_len)] = part->out_fd;
+	atomic_fetch_add(&shim_gathering_len, 1);
 	return 0;
 }
 
@@ -185,72 +187,76 @@ int64_t shim_gather(const struct shim_part *part, struct entry *entry)
 {
 	struct shim_pipe *pipe;
 	int error = errno;
-	int is_last = part->len == part->left;
+	int is_last = part->len == part->remaining;
 
-	if (part->len <= 0 || (!entry->pipe && begin(part, entry) < 0)) {
+	if (part->len <= 0 || (!entry->pipe && begin_gathering(part, entry) < 0)) {
 		errno = error;
 		return 0;
 	}
 	pipe = entry->pipe;
-	if (pipe->file < 0 || !is_same_file(&pipe->ends, &part->ends) ||
-	    pipe->at + pipe->gathered != part->at || pipe->gathered + part->len > MOST_BYTES)
+	if (pipe->file_fd < 0 || !is_same_file(&pipe->ends, &part->ends) ||
+	    pipe->start + pipe->gathered_bytes != part->start ||
+	    pipe->gathered_bytes + part->len > MAX_GATHERED_BYTES)
 		return 0;
-	pipe->gathered += part->len;
-	pipe->rounds = 0;
-	entry->run.at = part->at + part->len;
-	if (is_last || (pipe->gathered >= entry->run.limit && shim_pays((uint64_t)pipe->gathered)))
+	pipe->gathered_bytes += part->len;
+	pipe->waits = 0;
+	entry->run.end = part->start + part->len;
+	if (is_last || (pipe->gathered_bytes >= entry->run.limit &&
+			shim_pays((uint64_t)pipe->gathered_bytes)))
 		shim_send_gathered(part->out_fd, entry);
 	errno = error;
 	return part->len;
 }
 
-/* Whether the descriptor is still this file: it may have been closed without a call that the
- * shim sees, and its number reused. */
-static int is_still(int fd, dev_t dev, ino_t ino)
+/* Whether the descriptor has this inode: it may have been closed without a call that the shim sees,
+ * and its number reused. */
+static int is_same_inode(int fd, dev_t dev, ino_t ino)
 {
 	struct stat stat;
 
 	return fstat(fd, &stat) == 0 && stat.st_dev == dev && stat.st_ino == ino;
 }
 
-/* Repeats once if the agent has closed the connection just now. */
-static int ask(int fd, struct shim_pipe *pipe)
+/* Requests the pipe, once more if the agent has closed the connection just now. */
+static int request_pipe(int fd, struct shim_pipe *pipe)
 {
 	int reason;
 
-	if (millrace_send_behind(&pipe->agent, fd, pipe->file, pipe->at, pipe->gathered) == 0)
+	if (millrace_send_behind(&pipe->agent, fd, pipe->file_fd, pipe->start,
+				 pipe->gathered_bytes) == 0)
 		return 0;
-	if (millrace_take_served(&pipe->agent, AGENT_MS, &reason) < 0)
+	if (millrace_take_served_connection(&pipe->agent, AGENT_TIMEOUT_MS, &reason) < 0)
 		return -1;
-	return millrace_send_behind(&pipe->agent, fd, pipe->file, pipe->at, pipe->gathered);
+	return millrace_send_behind(&pipe->agent, fd, pipe->file_fd, pipe->start,
+				    pipe->gathered_bytes);
 }
 
 static void close_file(struct shim_pipe *pipe)
 {
-	struct entry *own = shim_find(pipe->file);
+	struct entry *own = shim_find(pipe->file_fd);
 
 	/* Else it was closed already. */
 	if (own && atomic_load(&own->bits) & IS_PIPE) {
 		atomic_store(&own->bits, 0);
-		syscall(SYS_close, pipe->file);
+		syscall(SYS_close, pipe->file_fd);
 	}
-	pipe->file = -1;
+	pipe->file_fd = -1;
 }
 
-/* Sends without the agent, as much as the socket takes. If that is not all, the connection ends:
- * the program believes that it was sent. */
-static void send_alone(int fd, struct entry *entry)
+/* Sends as much as the socket takes. If that is not all, the connection ends: the program believes
+ * that it was sent. */
+static void send_without_agent(int fd, struct entry *entry)
 {
 	struct shim_pipe *pipe = entry->pipe;
-	off64_t at = pipe->at;
-	off64_t end = at + pipe->gathered;
+	off64_t at = pipe->start;
+	off64_t end = at + pipe->gathered_bytes;
 	ssize_t sent = 1;
 
 	while (at < end && sent > 0)
-		sent = NEXT(sendfile64)(fd, pipe->file, &at, (size_t)(end - at));
+		sent = ORIGINAL(sendfile64)(fd, pipe->file_fd, &at, (size_t)(end - at));
 	if (at < end)
 		(void)syscall(SYS_shutdown, fd, SHUT_RDWR);
-	shim_refused(entry, &pipe->ends, MILLRACE_NO_AGENT);
+	shim_note_refusal(entry, &pipe->ends, MILLRACE_NO_AGENT);
 }
 
 /* Begins the pipe, which runs beside the program. */
@@ -259,18 +265,18 @@ static void begin_pipe(int fd, struct entry *entry)
 	struct shim_pipe *pipe = entry->pipe;
 	int is_in_set = atomic_load(&entry->bits) & IN_SET;
 
-	pipe->since_ms = now_ms();
+	pipe->start_ms = now_ms();
 	pipe->fd = pipe->agent.fd;
 	pipe->cork = shim_uncork(fd);
-	entry->pipes++;
+	entry->pipe_generation++;
 	close_file(pipe);
 	shim_mark_own(pipe->fd, fd);
 	/* Fails for a socket that is not in the set any more: then no thread waits for it. */
-	if (!is_in_set || shim_mask(fd, entry) < 0)
+	if (!is_in_set || shim_mask_output(fd, entry) < 0)
 		return;
 	/* A full set does not report its end. */
-	if (shim_watch(fd, entry) < 0)
-		while (shim_pipe_runs(fd, entry))
+	if (shim_watch_pipe(fd, entry) < 0)
+		while (shim_is_pipe_running(fd, entry))
 			(void)poll(&(struct pollfd){.fd = pipe->fd, .events = POLLIN}, 1, -1);
 }
 
@@ -279,24 +285,24 @@ void shim_send_gathered(int fd, struct entry *entry)
 	struct shim_pipe *pipe = entry->pipe;
 	int error = errno;
 
-	if (!pipe || pipe->file < 0)
+	if (!pipe || pipe->file_fd < 0)
 		return;
-	remove_waiting(fd);
-	if (!is_still(fd, pipe->ends.out_dev, pipe->ends.out_ino) ||
-	    !is_still(pipe->file, pipe->ends.in_dev, pipe->ends.in_ino)) {
+	remove_gathering(fd);
+	if (!is_same_inode(fd, pipe->ends.out_dev, pipe->ends.out_ino) ||
+	    !is_same_inode(pipe->file_fd, pipe->ends.in_dev, pipe->ends.in_ino)) {
 		/* No more bytes of the file can be sent. */
-		if (is_still(fd, pipe->ends.out_dev, pipe->ends.out_ino))
+		if (is_same_inode(fd, pipe->ends.out_dev, pipe->ends.out_ino))
 			(void)syscall(SYS_shutdown, fd, SHUT_RDWR);
-		if (millrace_is_kept(&pipe->agent))
-			millrace_give_back(&pipe->agent, 0);
+		if (millrace_is_pooled(&pipe->agent))
+			millrace_return_connection(&pipe->agent, 0);
 		else
-			millrace_let_go(&pipe->agent);
+			millrace_detach_connection(&pipe->agent);
 		close_file(pipe);
 		shim_drop_pipe(entry);
-	} else if (ask(fd, pipe) == 0) {
+	} else if (request_pipe(fd, pipe) == 0) {
 		begin_pipe(fd, entry);
 	} else {
-		send_alone(fd, entry);
+		send_without_agent(fd, entry);
 		close_file(pipe);
 		shim_drop_pipe(entry);
 	}
@@ -304,92 +310,93 @@ void shim_send_gathered(int fd, struct entry *entry)
 }
 
 /* Adapts the limit: more bytes at once if they were moved quickly, fewer if slowly. */
-static void adapt(struct shim_run *run, int64_t gathered, int64_t took_ms)
+static void adapt_limit(struct shim_run *run, int64_t gathered_bytes, int64_t duration_ms)
 {
-	if (took_ms > LONG_MS)
+	if (duration_ms > SLOW_PIPE_MS)
 		run->limit = 0;
-	else if (took_ms < SHORT_MS && gathered >= run->limit)
-		run->limit = 2 * gathered < MOST_BYTES ? 2 * gathered : MOST_BYTES;
+	else if (duration_ms < FAST_PIPE_MS && gathered_bytes >= run->limit)
+		run->limit = 2 * gathered_bytes < MAX_GATHERED_BYTES ? 2 * gathered_bytes
+								     : MAX_GATHERED_BYTES;
 }
 
-void shim_gathered_over(int fd, struct entry *entry, const struct millrace_result *result)
+void shim_end_gathered(int fd, struct entry *entry, const struct millrace_result *result)
 {
 	struct shim_pipe *pipe = entry->pipe;
 
-	if (result->moved < pipe->gathered)
+	if (result->moved < pipe->gathered_bytes)
 		(void)syscall(SYS_shutdown, fd, SHUT_RDWR);
 	else if (pipe->is_shut)
 		(void)syscall(SYS_shutdown, fd, SHUT_WR);
-	shim_refused(entry, &pipe->ends, result->reason);
-	adapt(&entry->run, pipe->gathered, now_ms() - pipe->since_ms);
+	shim_note_refusal(entry, &pipe->ends, result->reason);
+	adapt_limit(&entry->run, pipe->gathered_bytes, now_ms() - pipe->start_ms);
 	shim_drop_pipe(entry);
 }
 
 void shim_forget_gathered(void)
 {
-	int len = atomic_exchange(&shim_waiting_len, 0);
+	int len = atomic_exchange(&shim_gathering_len, 0);
 
 	for (int i = 0; i < len; i++)
-		close_file(shim_find(waiting[i])->pipe);
+		close_file(shim_find(gathering_fds[i])->pipe);
 }
 
-int shim_send_due(int all)
+int shim_send_due_parts(int all)
 {
 	int i = 0;
 
-	if (atomic_load(&shim_waiting_len) == 0 || !shim_lock())
+	if (atomic_load(&shim_gathering_len) == 0 || !shim_lock())
 		return 0;
-	while (i < atomic_load(&shim_waiting_len)) {
-		struct entry *entry = shim_find(waiting[i]);
+	while (i < atomic_load(&shim_gathering_len)) {
+		struct entry *entry = shim_find(gathering_fds[i]);
 
 		/* A socket whose bytes are sent leaves its slot to another. */
-		if (all || entry->pipe->rounds++ > 0)
-			shim_send_gathered(waiting[i], entry);
+		if (all || entry->pipe->waits++ > 0)
+			shim_send_gathered(gathering_fds[i], entry);
 		else
 			i++;
 	}
 	shim_unlock();
-	return atomic_load(&shim_waiting_len);
+	return atomic_load(&shim_gathering_len);
 }
 
-void shim_waits_in(int set)
+void shim_note_wait(int set)
 {
 	int error = errno;
 	int are_many = 0;
 	struct entry *entry;
 
-	shim_waited_in = set;
+	shim_last_set = set;
 	if (!shim_lock())
 		return;
-	entry = shim_make(set);
+	entry = shim_find_or_make(set);
 	if (entry) {
-		are_many = entry->waiter && entry->waiter != &shim_waited_in;
-		entry->waiter = are_many ? (const void *)&many : &shim_waited_in;
+		are_many = entry->waiter && entry->waiter != &shim_last_set;
+		entry->waiter = are_many ? (const void *)&many_threads : &shim_last_set;
 		/* Marked so that it is forgotten when closed. */
 		atomic_fetch_or(&entry->bits, IS_SET);
 	}
 	shim_unlock();
-	if (is_key)
-		(void)pthread_setspecific(at_thread_end, &many);
+	if (has_thread_end_key)
+		(void)pthread_setspecific(thread_end_key, &many_threads);
 	if (are_many)
-		(void)shim_send_due(1);
+		(void)shim_send_due_parts(1);
 	errno = error;
 }
 
-static void send_all(void *of_thread)
+static void send_all_parts(void *unused)
 {
-	(void)of_thread;
-	(void)shim_send_due(1);
+	(void)unused;
+	(void)shim_send_due_parts(1);
 }
 
-/* A thread that ends does not come back to wait either. */
-__attribute__((constructor)) static void at_start(void)
+/* Makes a thread that ends send its parts: it does not come back to wait. */
+__attribute__((constructor)) static void create_thread_end_key(void)
 {
-	is_key = pthread_key_create(&at_thread_end, send_all) == 0;
+	has_thread_end_key = pthread_key_create(&thread_end_key, send_all_parts) == 0;
 }
 
-/* A program that exits in order has sent the bytes that it believes to be sent. */
-__attribute__((destructor)) static void at_end(void)
+/* Sends the parts of a program that exits in order. */
+__attribute__((destructor)) static void send_at_exit(void)
 {
-	(void)shim_send_due(1);
+	(void)shim_send_due_parts(1);
 }

@@ -31,17 +31,17 @@
 
 #define EXPORT __attribute__((visibility("default")))
 /* Hot paths. Most calls of a program are for the kernel alone. Their paths through the shim have
- * few branches, and lie on one page: the first of them, in the object that is linked first,
- * begins it. (An emulated CPU ends a piece of its own code at each branch, and looks up where
- * each jump to another page leads; a real one has few pages in its nearest table.) */
+ * few branches, and lie on one page: the first function, in the object that is linked first, begins
+ * the page. (An emulated CPU ends a block of translated code at each branch, and looks up the
+ * target of each jump to another page; a real CPU has few pages in its first TLB.) */
 #define HOT __attribute__((hot))
 #define HOT_FIRST HOT __attribute__((aligned(4096)))
 #define INLINE static inline __attribute__((always_inline))
 /* Cold paths, out of line: the hot ones need not save registers for them. */
-#define APART __attribute__((noinline, cold))
+#define COLD __attribute__((noinline, cold))
 
 /* The original function behind a wrapper. */
-#define NEXT(name)                                                                    \
+#define ORIGINAL(name)                                                                    \
 	__extension__({                                                               \
 		static _Atomic(__typeof__(&name)) found;                              \
 		__typeof__(&name) function = atomic_load(&found);                     \
@@ -54,7 +54,7 @@
 
 /* Bits of a descriptor. */
 #define IN_SET 1u   /* in a known epoll set */
-#define IN_MORE 2u  /* in more than one, or with EPOLLEXCLUSIVE: no pipe can wait there */
+#define IN_MANY_SETS 2u  /* in more than one, or with EPOLLEXCLUSIVE: no pipe can wait there */
 #define HAS_PIPE 4u /* has a pipe that runs, or whose result the program has not got yet */
 #define IS_PIPE 8u  /* descriptor of a pipe itself */
 #define IS_SET 16u  /* epoll set with known descriptors */
@@ -71,27 +71,27 @@ struct shim_ends {
 
 /* Pipe to a non-blocking socket. */
 struct shim_pipe {
-	int fd;   /* -1 when it is over */
-	int set;  /* the epoll set that fd is in, or -1 */
-	int lost; /* number of bytes moved is not known */
-	int asked; /* number of vain calls for its result */
+	int fd;	     /* -1 when it is over */
+	int set;     /* the epoll set that fd is in, or -1 */
+	int is_lost; /* the number of moved bytes is not known */
+	int retries; /* calls in vain for its result */
 	/* For EPOLLONESHOT: whether the program has armed it during the pipe and got no event
 	 * since. */
-	int armed;
+	int is_armed;
 	/* The program's values of these options of the socket, or -1. They are set at the end:
 	 * the agent changes them too. */
 	int cork;
 	int nodelay;
 	struct shim_ends ends;
-	int64_t at;    /* position in the file where the moved bytes begin */
-	int64_t moved; /* bytes moved that the program has not got as a result */
+	int64_t start;	     /* position in the file where the moved bytes begin */
+	int64_t moved_bytes; /* moved bytes that the program has not got as a result */
 	/* For gathered parts, which the program believes to be sent; else 0: */
-	int64_t gathered;	 /* number of bytes from `at` on */
-	int file;		 /* own descriptor of the file until the pipe begins, or -1 */
+	int64_t gathered_bytes;	 /* number of bytes from `start` on */
+	int file_fd;		 /* own descriptor of the file until the pipe begins, or -1 */
 	struct connection agent; /* connection for the pipe */
-	int rounds;		 /* number of the program's waits since the last part */
+	int waits;		 /* number of the program's waits since the last part */
 	int is_shut;		 /* the program has shut it down: done when all is sent */
-	int64_t since_ms;	 /* start of its pipe */
+	int64_t start_ms;	 /* start of its pipe */
 	struct shim_pipe *next;	 /* in the list of pipes that are over */
 };
 
@@ -99,7 +99,7 @@ struct shim_pipe {
 struct shim_run {
 	dev_t dev;
 	ino_t ino;
-	int64_t at;    /* start of the next part */
+	int64_t end;   /* end of the last part, where the next one starts */
 	int parts;     /* number of parts so far */
 	int64_t limit; /* most bytes to gather; 0: as few as pay */
 };
@@ -107,9 +107,9 @@ struct shim_run {
 /* State of a descriptor. */
 struct entry {
 	_Atomic uint32_t bits;
-	/* Generation of the socket and pipe with this number: events of older ones are stale. */
+	/* Generations of the socket and the pipe of this number: events of older ones are stale. */
 	uint32_t generation;
-	uint32_t pipes;
+	uint32_t pipe_generation;
 	/* Epoll set of the descriptor, and the events that the program wants; for a pipe's own
 	 * descriptor, set is the socket. */
 	int set;
@@ -120,13 +120,13 @@ struct entry {
 	ino_t refused_ino;
 	int64_t refused_until_ms;
 	/* Set when nothing could be piped: the next sendfile is the original's. */
-	int once;
+	int use_original_once;
 	struct shim_run run;
-	/* For a set: the one thread that has waited in it (the address of its shim_waited_in),
-	 * or another address when there were more. */
+	/* For a set: the one thread that has waited in it, by the address of its shim_last_set;
+	 * another address when there were more threads. */
 	const void *waiter;
-	/* Where the last part ended, and on which descriptor: the next part is worth a check. */
-	_Atomic int last_in;
+	/* Descriptor and end of the last part: a part that goes on there is worth a check. */
+	_Atomic int last_in_fd;
 	_Atomic int64_t last_end;
 };
 
@@ -135,7 +135,7 @@ struct entry {
 int shim_lock(void);
 /* Takes the lock for calls that a child of vfork(2) makes before its exec: 0 in such a child
  * too. Its memory is its parent's, its descriptors are not. */
-int shim_lock_own(void);
+int shim_lock_if_owner(void);
 void shim_unlock(void);
 /* Takes the lock where no cancellation point is called meanwhile. */
 int shim_lock_briefly(void);
@@ -144,134 +144,136 @@ void shim_unlock_briefly(void);
 /* Entries of descriptors, behind one that belongs to none and stays empty. */
 extern _Atomic(struct entry *) shim_table;
 /* Number of descriptors that may have state. Grows after the table is there. */
-extern _Atomic uint32_t shim_known;
+extern _Atomic uint32_t shim_known_len;
 
 /* Returns the entry of a descriptor, or the empty one. Needs no lock, but the entry's fields do.
  * Inlined, as many calls of a program begin with it. */
 INLINE struct entry *shim_look_up(int fd)
 {
-	uint32_t known = atomic_load_explicit(&shim_known, memory_order_acquire);
+	uint32_t known_len = atomic_load_explicit(&shim_known_len, memory_order_acquire);
 	struct entry *entries = atomic_load_explicit(&shim_table, memory_order_relaxed);
 	/* Without a branch: a negative number becomes a large one. */
-	uint32_t at = (uint32_t)fd < known ? (uint32_t)fd + 1 : 0;
+	uint32_t index = (uint32_t)fd < known_len ? (uint32_t)fd + 1 : 0;
 
-	return &entries[at];
+	return &entries[index];
 }
 
 /* Returns the entry of a descriptor, or NULL. */
 static inline struct entry *shim_find(int fd)
 {
-	uint32_t known = atomic_load_explicit(&shim_known, memory_order_acquire);
+	uint32_t known_len = atomic_load_explicit(&shim_known_len, memory_order_acquire);
 	struct entry *entries = atomic_load_explicit(&shim_table, memory_order_relaxed);
 
-	return (uint32_t)fd < known ? &entries[(uint32_t)fd + 1] : NULL;
+	return (uint32_t)fd < known_len ? &entries[(uint32_t)fd + 1] : NULL;
 }
 
-/* Returns those of these bits that are set. Needs no lock. */
-INLINE uint32_t shim_bits(const struct entry *entry, uint32_t bits)
+/* Returns the bits of this mask that are set. Needs no lock. */
+INLINE uint32_t shim_get_bits(const struct entry *entry, uint32_t bits)
 {
 	return atomic_load_explicit(&entry->bits, memory_order_acquire) & bits;
 }
 
 /* True when one of the bits is set. */
-INLINE int shim_has(int fd, uint32_t bits)
+INLINE int shim_has_bits(int fd, uint32_t bits)
 {
-	return shim_bits(shim_look_up(fd), bits) != 0;
+	return shim_get_bits(shim_look_up(fd), bits) != 0;
 }
 
 /* The following need the lock. */
 
 /* Returns the entry of a descriptor, and makes it if there is none. */
-struct entry *shim_make(int fd);
+struct entry *shim_find_or_make(int fd);
 /* Forgets descriptors that are about to be closed, or were, but not the shim's own. Cancels
  * their pipes. */
 void shim_forget(int first, int last);
 
-/* True while a pipe to it runs. Cleans up after one that is over. */
-int shim_pipe_runs(int fd, struct entry *entry);
+/* Whether a pipe to the descriptor runs. Cleans up after one that is over. */
+int shim_is_pipe_running(int fd, struct entry *entry);
 /* Releases a pipe; cancels it if it runs. */
 void shim_drop_pipe(struct entry *entry);
 /* Adds a pipe's descriptor to the socket's epoll set; -1 when it is full. */
-int shim_watch(int fd, struct entry *entry);
+int shim_watch_pipe(int fd, struct entry *entry);
 /* Removes EPOLLOUT from the socket's events in its epoll set; -1 when the socket is not in it. */
-int shim_mask(int fd, const struct entry *entry);
+int shim_mask_output(int fd, const struct entry *entry);
 /* Restores the socket's events as the program wants them. */
-void shim_unmask(int fd, const struct entry *entry);
+void shim_unmask_output(int fd, const struct entry *entry);
 
 /* Removes a socket from its set. */
 void shim_leave_set(int fd, const struct entry *entry);
 
-/* Whether a pipe may be asked for: not shortly after a refusal. entry is the socket's and may be
+/* Whether a pipe may be requested: not shortly after a refusal. entry is the socket's and may be
  * NULL, as for a file. */
-int shim_may_ask(struct entry *entry, const struct shim_ends *ends);
-/* Notes a refusal: its reason says which ends are not to be asked again soon. */
-void shim_refused(struct entry *entry, const struct shim_ends *ends, int reason);
+int shim_may_request(struct entry *entry, const struct shim_ends *ends);
+/* Notes a refusal: its reason says for which ends no pipe is requested soon. */
+void shim_note_refusal(struct entry *entry, const struct shim_ends *ends, int reason);
 
 /* Part of a file for a socket. */
 struct shim_part {
 	int out_fd;
 	int in_fd;
-	int64_t at;
+	int64_t start;
 	int64_t len;
-	int64_t left; /* from `at` to the end of the file */
+	int64_t remaining; /* bytes from `start` to the end of the file */
 	struct shim_ends ends;
 };
 
 /* Returns how many bytes are gathered and will be sent; 0: the part is the original's. */
 int64_t shim_gather(const struct shim_part *part, struct entry *entry);
 /* Notes the original's result for a part. */
-void shim_sent(const struct shim_part *part, struct entry *entry, ssize_t sent);
-/* Sends the gathered bytes, if that has not begun: then a pipe runs, or all is done. */
+void shim_note_sent(const struct shim_part *part, struct entry *entry, ssize_t sent);
+/* Sends the gathered bytes, unless that has begun: then a pipe runs, or all bytes are sent. */
 void shim_send_gathered(int fd, struct entry *entry);
 /* Notes the end of a pipe with gathered bytes. */
-void shim_gathered_over(int fd, struct entry *entry, const struct millrace_result *result);
+void shim_end_gathered(int fd, struct entry *entry, const struct millrace_result *result);
 /* Drops gathered bytes in a child of fork(2): they are the parent's. */
 void shim_forget_gathered(void);
-/* Removes the cork, so that bytes which wait for these leave; the program gets it back at the
- * end. */
+/* Removes the cork, so that bytes leave which wait for the pipe's. Returns its value for
+ * shim_pipe.cork: the program gets it back at the end. */
 int shim_uncork(int fd);
 /* Marks a pipe's own descriptor, which the program must not close. */
 void shim_mark_own(int own_fd, int socket);
-/* Makes a pipe of which only the ends are known, or NULL; and frees one that is over. */
-struct shim_pipe *shim_new_pipe(const struct shim_ends *ends, int64_t at);
-void shim_spare_pipe(struct shim_pipe *pipe);
+/* Makes a pipe between two ends, or NULL; and frees one that is over. */
+struct shim_pipe *shim_make_pipe(const struct shim_ends *ends, int64_t at);
+void shim_recycle_pipe(struct shim_pipe *pipe);
 
 /* The following are called without the lock. */
 
 /* Epoll set in which this thread has waited last. */
-extern __thread int shim_waited_in;
+extern __thread int shim_last_set;
 /* Notes that this thread is about to wait in another set. */
-void shim_waits_in(int set);
-extern _Atomic int shim_waiting_len;
+void shim_note_wait(int set);
+extern _Atomic int shim_gathering_len;
 static inline int shim_is_gathering(void)
 {
-	return atomic_load(&shim_waiting_len) > 0;
+	return atomic_load(&shim_gathering_len) > 0;
 }
 /* Sends gathered bytes before a program waits: those of sockets that got no part since its last
  * wait, or all. Returns how many sockets still have gathered parts. */
-int shim_send_due(int all);
+int shim_send_due_parts(int all);
 
-/* Least bytes of a call that is worth a check: shim-least.c. */
+/* Least bytes of a call that is worth a check: shim-break-even.c. */
 extern _Atomic uint64_t shim_gate_bytes;
-extern _Atomic uint64_t shim_least_bytes;
-/* Number of answers that may be given until the break-even size is checked again. */
-extern _Atomic int shim_answers_left;
-void shim_look_again(void);
+extern _Atomic uint64_t shim_break_even_bytes;
+/* Calls of shim_pays() until the break-even size is checked again. */
+extern _Atomic int shim_refresh_countdown;
+void shim_refresh_break_even(void);
 
 /* Whether a pipe of so many bytes pays. Never waits for the agent. */
 INLINE int shim_pays(uint64_t bytes)
 {
 	if (__builtin_expect(
-		    atomic_fetch_sub_explicit(&shim_answers_left, 1, memory_order_relaxed) <= 0, 0))
-		shim_look_again();
-	return bytes >= atomic_load_explicit(&shim_least_bytes, memory_order_relaxed);
+		    atomic_fetch_sub_explicit(&shim_refresh_countdown, 1, memory_order_relaxed) <=
+			0,
+		    0))
+		shim_refresh_break_even();
+	return bytes >= atomic_load_explicit(&shim_break_even_bytes, memory_order_relaxed);
 }
 
 /* Returns the ends of a pipe. */
-struct shim_ends shim_ends_of(const struct stat *in, const struct stat *out);
+struct shim_ends shim_get_ends(const struct stat *in, const struct stat *out);
 /* Returns where a call reads or writes: *offset, or the descriptor's own position without one;
  * negative when it has none. */
-int64_t shim_position(int fd, const off64_t *offset);
+int64_t shim_get_position(int fd, const off64_t *offset);
 void shim_move_position(int fd, off64_t *offset, int64_t to);
 /* Most bytes that sendfile(2) and copy_file_range(2) move in one call. */
 #define SHIM_MAX_COUNT ((size_t)0x7ffff000)
@@ -287,7 +289,7 @@ struct shim_copy {
 	struct stat out;
 };
 
-/* Copies by a pipe. Returns 1 with the result when it moved bytes; 0: it is the original's turn. */
+/* Copies by a pipe. Returns 1 with the result when it moved bytes, else 0: call the original. */
 int shim_copy(const struct shim_copy *copy, ssize_t *result);
 
 #endif

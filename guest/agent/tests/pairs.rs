@@ -258,7 +258,7 @@ fn the_shim_learns_what_pays() {
     let (agent, folder) = (FakeAgent::start(), folder_with("a", &bytes(2 << 20)));
     agent.set_min_kib(32);
     agent.say([Say::AtMost(1, Reason::TimedOut); 3]);
-    let mut command = shimmed("least-check", &agent);
+    let mut command = shimmed("break-even-check", &agent);
     command.args(["a", "b"]).current_dir(&folder).env_remove("MILLRACE_MIN_BYTES");
     let mut child = command.spawn().unwrap();
     let mut told = BufReader::new(child.stdout.take().unwrap());
