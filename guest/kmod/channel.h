@@ -199,7 +199,7 @@ void mr_pages_unregister(void);
 void mr_links_update(struct mr_channel *ch);
 void mr_links_beat(struct mr_channel *ch);
 bool mr_links_are_closed(struct mr_channel *ch);
-void mr_peer_break(struct mr_peer *peer, const char *why, u64 value);
+void mr_peer_break(struct mr_peer *peer, const char *reason, u64 value);
 void mr_links_publish_clients(struct mr_channel *ch);
 bool mr_links_are_drained(struct mr_channel *ch);
 

@@ -52,14 +52,14 @@ EXPORT_SYMBOL_GPL(mr_peer_put);
  * Ends the link of a peer that broke the protocol. A new link needs a new generation of the peer.
  * Any context.
  */
-void mr_peer_break(struct mr_peer *peer, const char *why, u64 value)
+void mr_peer_break(struct mr_peer *peer, const char *reason, u64 value)
 {
 	atomic64_inc(&peer->refused);
 	if (READ_ONCE(peer->broken))
 		return;
 	WRITE_ONCE(peer->broken, true);
 	WRITE_ONCE(peer->open, false);
-	pr_warn("peer %.64s %s (%llu); its link ends\n", peer->name, why, value);
+	pr_warn("peer %.64s %s (%llu); its link ends\n", peer->name, reason, value);
 	queue_work(peer->ch->work, &peer->ch->control);
 }
 

@@ -39,11 +39,11 @@ static off_t position(int fd)
 /* Checks that a range of one file equals a range of the other. */
 static void compare(int in, off_t in_at, int out, off_t out_at, size_t len)
 {
-	static char want[LEN], got[LEN];
+	static char expected[LEN], received[LEN];
 
-	CHECK(pread(in, want, len, in_at) == (ssize_t)len);
-	CHECK(pread(out, got, len, out_at) == (ssize_t)len);
-	CHECK(memcmp(want, got, len) == 0);
+	CHECK(pread(in, expected, len, in_at) == (ssize_t)len);
+	CHECK(pread(out, received, len, out_at) == (ssize_t)len);
+	CHECK(memcmp(expected, received, len) == 0);
 }
 
 static ssize_t copy(int in, off_t *in_at, int out, off_t *out_at, size_t len)

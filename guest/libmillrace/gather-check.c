@@ -25,11 +25,11 @@ static ssize_t send_part(struct world *world)
 /* Checks that the file's bytes arrive, from this offset on. */
 static void check_arrives(const struct world *world, off_t at, size_t len)
 {
-	static char got[PARTS * PART], want[PARTS * PART];
+	static char received[PARTS * PART], expected[PARTS * PART];
 
-	CHECK(recv(world->client, got, len, MSG_WAITALL) == (ssize_t)len);
-	CHECK(pread(file, want, len, at) == (ssize_t)len);
-	CHECK(memcmp(got, want, len) == 0);
+	CHECK(recv(world->client, received, len, MSG_WAITALL) == (ssize_t)len);
+	CHECK(pread(file, expected, len, at) == (ssize_t)len);
+	CHECK(memcmp(received, expected, len) == 0);
 }
 
 static void check_end(const struct world *world)
@@ -42,13 +42,13 @@ static void check_end(const struct world *world)
 /* The end of the connection comes after the program has got its pipe's end. */
 static void check_end_later(const struct world *world)
 {
-	struct epoll_event got[8];
+	struct epoll_event events[8];
 	char byte;
 	ssize_t count;
 
 	while ((count = recv(world->client, &byte, 1, MSG_DONTWAIT)) < 0) {
 		CHECK(errno == EAGAIN);
-		CHECK(epoll_wait(world->set, got, 8, SHORT_MS) == 0);
+		CHECK(epoll_wait(world->set, events, 8, SHORT_MS) == 0);
 	}
 	CHECK(count == 0);
 }
@@ -231,9 +231,9 @@ static void check_passed(void)
 static void *poll_set(void *argument)
 {
 	const struct world *world = argument;
-	struct epoll_event got;
+	struct epoll_event event;
 
-	CHECK(epoll_wait(world->set, &got, 1, 0) >= 0);
+	CHECK(epoll_wait(world->set, &event, 1, 0) >= 0);
 	return NULL;
 }
 

@@ -104,7 +104,7 @@ static int64_t move_plain(struct ends *ends, size_t count, enum mode mode)
 	return moved;
 }
 
-static int64_t piped(struct ends *ends, size_t count, const struct job *job, struct totals *totals)
+static int64_t move_by_pipe(struct ends *ends, size_t count, const struct job *job, struct totals *totals)
 {
 	struct millrace_options options = MILLRACE_OPTIONS;
 	int64_t moved;
@@ -136,7 +136,7 @@ int64_t move_bytes(struct ends *ends, int64_t bytes, const struct job *job, stru
 		int64_t moved;
 
 		if (is_pipe) {
-			moved = piped(ends, count, job, totals);
+			moved = move_by_pipe(ends, count, job, totals);
 		} else {
 			moved = move_plain(ends, count, mode);
 			totals->sent += moved;

@@ -31,9 +31,9 @@ static const char usage[] =
 /* Modes of a run. */
 enum kind { KIND_SEND, KIND_GET, KIND_PROXY, KIND_COPY };
 
-void die(const char *what)
+void die(const char *action)
 {
-	fprintf(stderr, "mrpipe: %s: %s\n", what, strerror(errno));
+	fprintf(stderr, "mrpipe: %s: %s\n", action, strerror(errno));
 	exit(1);
 }
 

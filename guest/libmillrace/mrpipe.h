@@ -42,7 +42,7 @@ struct ends {
 };
 
 /* mrpipe.c */
-__attribute__((noreturn)) void die(const char *what);
+__attribute__((noreturn)) void die(const char *action);
 
 /* mrpipe-net.c: `address_text` has the form [ADDRESS:]PORT. */
 int open_listening(char *address_text);

@@ -257,15 +257,16 @@ static int begin_async_pipe(struct call *call, struct entry *entry, ssize_t *res
 static int run_pipe_and_wait(const struct call *call, ssize_t *result)
 {
 	struct shim_ends ends = shim_get_ends(&call->in, &call->out);
-	int64_t at = shim_get_position(call->in_fd, call->offset);
+	int64_t position = shim_get_position(call->in_fd, call->offset);
 	int64_t moved;
 	int reason;
 
-	moved = millrace_pipe(call->out_fd, call->in_fd, call->offset ? &at : NULL, call->count);
+	moved = millrace_pipe(call->out_fd, call->in_fd, call->offset ? &position : NULL,
+			      call->count);
 	reason = millrace_reason();
 	if (moved > 0) {
 		if (call->offset)
-			*call->offset = at;
+			*call->offset = position;
 		*result = (ssize_t)moved;
 		return 1;
 	}
@@ -327,14 +328,14 @@ static int try_gathering(struct call *call, ssize_t *result)
 /* Tries a pipe for a call. Returns 1 with sendfile's result, or 0. */
 static int try_pipe(struct call *call, ssize_t *result)
 {
-	int64_t at, remaining;
+	int64_t position, remaining;
 
 	if (fstat(call->in_fd, &call->in) < 0 || !S_ISREG(call->in.st_mode))
 		return 0;
-	at = shim_get_position(call->in_fd, call->offset);
-	remaining = call->in.st_size - at;
+	position = shim_get_position(call->in_fd, call->offset);
+	remaining = call->in.st_size - position;
 	call->is_rest_small = remaining <= 0 || !shim_pays((uint64_t)remaining);
-	if (at < 0 || call->is_rest_small || fstat(call->out_fd, &call->out) < 0)
+	if (position < 0 || call->is_rest_small || fstat(call->out_fd, &call->out) < 0)
 		return 0;
 	/* Programs may ask for more bytes than the file has. */
 	if (!shim_pays((uint64_t)remaining < call->count ? (uint64_t)remaining : call->count))
@@ -400,12 +401,12 @@ INLINE int is_worth_checking(const struct entry *entry, int in_fd, const off64_t
 			     size_t count)
 {
 	static const off64_t nowhere = -1;
-	const off64_t *at = offset ? offset : &nowhere;
+	const off64_t *position = offset ? offset : &nowhere;
 
 	/* Without a branch. */
 	return (offset == NULL) | shim_pays(count) |
 	       ((atomic_load_explicit(&entry->last_in_fd, memory_order_relaxed) == in_fd) &
-		(atomic_load_explicit(&entry->last_end, memory_order_relaxed) == *at));
+		(atomic_load_explicit(&entry->last_end, memory_order_relaxed) == *position));
 }
 
 /* Handles calls that are perhaps not for the original: an earlier pipe or part exists, or the call
@@ -439,14 +440,14 @@ COLD static ssize_t handle_call(int out_fd, int in_fd, off64_t *offset, size_t c
 
 /* Whether a file has too few bytes left for a pipe of gathered parts: then no other check is
  * needed. Inlined, and by the kernel's own call: most files that are sent in parts are small. */
-INLINE int has_small_rest(int in_fd, off64_t at, size_t count)
+INLINE int has_small_rest(int in_fd, off64_t position, size_t count)
 {
 	uint64_t bytes = atomic_load_explicit(&shim_break_even_bytes, memory_order_relaxed);
 	int64_t break_even = (int64_t)bytes;
 	struct stat in;
 
 	return (int64_t)count < break_even && syscall(SYS_fstat, in_fd, &in) == 0 &&
-	       in.st_size - at < break_even;
+	       in.st_size - position < break_even;
 }
 
 EXPORT HOT_FIRST ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
@@ -471,15 +472,15 @@ EXPORT HOT_FIRST ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size
 
 EXPORT HOT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
 {
-	off64_t at;
+	off64_t position;
 	ssize_t result;
 
 	if (sizeof(off_t) == sizeof(off64_t))
 		return sendfile64(out_fd, in_fd, (off64_t *)offset, count);
 	/* Where off_t has 32 bits, the files that it can address are no longer. */
-	at = offset ? *offset : 0;
-	result = sendfile64(out_fd, in_fd, offset ? &at : NULL, count);
+	position = offset ? *offset : 0;
+	result = sendfile64(out_fd, in_fd, offset ? &position : NULL, count);
 	if (offset)
-		*offset = (off_t)at;
+		*offset = (off_t)position;
 	return result;
 }

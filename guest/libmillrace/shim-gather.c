@@ -248,13 +248,13 @@ static void close_file(struct shim_pipe *pipe)
 static void send_without_agent(int fd, struct entry *entry)
 {
 	struct shim_pipe *pipe = entry->pipe;
-	off64_t at = pipe->start;
-	off64_t end = at + pipe->gathered_bytes;
+	off64_t position = pipe->start;
+	off64_t end = position + pipe->gathered_bytes;
 	ssize_t sent = 1;
 
-	while (at < end && sent > 0)
-		sent = ORIGINAL(sendfile64)(fd, pipe->file_fd, &at, (size_t)(end - at));
-	if (at < end)
+	while (position < end && sent > 0)
+		sent = ORIGINAL(sendfile64)(fd, pipe->file_fd, &position, (size_t)(end - position));
+	if (position < end)
 		(void)syscall(SYS_shutdown, fd, SHUT_RDWR);
 	shim_note_refusal(entry, &pipe->ends, MILLRACE_NO_AGENT);
 }

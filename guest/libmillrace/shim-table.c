@@ -224,7 +224,7 @@ void shim_mark_own(int own_fd, int socket)
 	atomic_store(&own->bits, IS_PIPE);
 }
 
-struct shim_pipe *shim_make_pipe(const struct shim_ends *ends, int64_t at)
+struct shim_pipe *shim_make_pipe(const struct shim_ends *ends, int64_t start)
 {
 	struct shim_pipe *pipe = spare_pipes;
 
@@ -239,7 +239,7 @@ struct shim_pipe *shim_make_pipe(const struct shim_ends *ends, int64_t at)
 					   .nodelay = -1,
 					   .file_fd = -1,
 					   .ends = *ends,
-					   .start = at};
+					   .start = start};
 	return pipe;
 }
 

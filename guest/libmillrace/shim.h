@@ -41,7 +41,7 @@
 #define COLD __attribute__((noinline, cold))
 
 /* The original function behind a wrapper. */
-#define ORIGINAL(name)                                                                    \
+#define ORIGINAL(name)                                                                \
 	__extension__({                                                               \
 		static _Atomic(__typeof__(&name)) found;                              \
 		__typeof__(&name) function = atomic_load(&found);                     \
@@ -53,12 +53,12 @@
 	})
 
 /* Bits of a descriptor. */
-#define IN_SET 1u   /* in a known epoll set */
-#define IN_MANY_SETS 2u  /* in more than one, or with EPOLLEXCLUSIVE: no pipe can wait there */
-#define HAS_PIPE 4u /* has a pipe that runs, or whose result the program has not got yet */
-#define IS_PIPE 8u  /* descriptor of a pipe itself */
-#define IS_SET 16u  /* epoll set with known descriptors */
-#define REFUSED 32u /* pipes to it were refused, or the next call is the original's */
+#define IN_SET 1u       /* in a known epoll set */
+#define IN_MANY_SETS 2u /* in more than one, or with EPOLLEXCLUSIVE: no pipe can wait there */
+#define HAS_PIPE 4u     /* has a pipe that runs, or whose result the program has not got yet */
+#define IS_PIPE 8u      /* descriptor of a pipe itself */
+#define IS_SET 16u      /* epoll set with known descriptors */
+#define REFUSED 32u     /* pipes to it were refused, or the next call is the original's */
 
 /* Ends of a pipe: a file, and a socket or another file. */
 struct shim_ends {
@@ -233,7 +233,7 @@ int shim_uncork(int fd);
 /* Marks a pipe's own descriptor, which the program must not close. */
 void shim_mark_own(int own_fd, int socket);
 /* Makes a pipe between two ends, or NULL; and frees one that is over. */
-struct shim_pipe *shim_make_pipe(const struct shim_ends *ends, int64_t at);
+struct shim_pipe *shim_make_pipe(const struct shim_ends *ends, int64_t start);
 void shim_recycle_pipe(struct shim_pipe *pipe);
 
 /* The following are called without the lock. */
