@@ -39,10 +39,10 @@ public:
     bool empty() const { return size_ == 0; }
     void clear() { size_ = 0; }
     /* Clears, and frees the memory of a huge row or batch, which small ones do not need. */
-    void clear_and_trim(size_t most)
+    void clear_and_trim(size_t max_capacity)
     {
         size_ = 0;
-        if (capacity_ <= most)
+        if (capacity_ <= max_capacity)
             return;
         free(data_);
         data_ = nullptr;
@@ -54,12 +54,12 @@ public:
     {
         if (capacity_ - size_ >= more)
             return;
-        size_t want = capacity_ * 2 > size_ + more ? capacity_ * 2 : size_ + more;
-        void *moved = realloc(data_, want < 256 ? 256 : want);
-        if (!moved)
+        size_t capacity = capacity_ * 2 > size_ + more ? capacity_ * 2 : size_ + more;
+        void *memory = realloc(data_, capacity < 256 ? 256 : capacity);
+        if (!memory)
             throw std::bad_alloc();
-        data_ = static_cast<uint8_t *>(moved);
-        capacity_ = want < 256 ? 256 : want;
+        data_ = static_cast<uint8_t *>(memory);
+        capacity_ = capacity < 256 ? 256 : capacity;
     }
     /* Appends this many bytes of any content. */
     uint8_t *grow(size_t more)

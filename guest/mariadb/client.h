@@ -11,7 +11,7 @@
  * too.
  *
  * Signs of life are replies and pongs, and not a connection alone: a request that ends each
- * connection is not sent for ever. One that lets pongs through first is sent on MOST_CONNECTIONS
+ * connection is not sent for ever. One that lets pongs through first is sent on MAX_CONNECTIONS
  * of them.
  *
  * Limits: Welcome::max_in_flight requests in flight (post() waits then), and MAX_BODY_BYTES
@@ -29,7 +29,7 @@
 
 namespace millrace {
 
-enum class Call {
+enum class CallResult {
     DONE,        /* the reply has come */
     KILLED,      /* the statement was killed, and the host could not be reached to cancel it */
     UNREACHABLE, /* no connection; it may have been executed or not */
@@ -37,51 +37,51 @@ enum class Call {
 };
 
 /* Predicate: the caller's statement was killed. */
-struct Killed {
+struct KillCheck {
     bool (*is_killed)(void *) = nullptr;
     void *argument = nullptr;
     bool operator()() const { return is_killed && is_killed(argument); }
 };
 
-/* Settings to reach the host. */
-struct Way {
+/* Address of the host, and settings of the connection. */
+struct Endpoint {
     std::string address;
     std::string ring = "off"; /* memory shared with it: "auto", "off" or a file */
-    unsigned spin_us = 0;     /* time that it is polled before the thread sleeps */
+    unsigned spin_us = 0;     /* time for which the ring is polled before the thread sleeps */
 };
 
 class Client {
 public:
-    Client(const Way &way, const char *module, uint32_t patience_ms);
+    Client(const Endpoint &endpoint, const char *module, uint32_t patience_ms);
     ~Client();
     Client(const Client &) = delete;
     Client &operator=(const Client &) = delete;
 
     /* Sends and waits for the reply. */
-    Call call(Bytes &&body, uint16_t flags, const Killed &killed, Bytes *reply);
+    CallResult call(Bytes &&body, uint16_t flags, const KillCheck &kill_check, Bytes *reply);
     /* Sends a request whose reply is dropped. */
-    Call post(Bytes &&body, uint16_t flags, const Killed &killed);
-    /* Text of the error, of the last call that was not DONE. */
+    CallResult post(Bytes &&body, uint16_t flags, const KillCheck &kill_check);
+    /* Error text of the last call that was not DONE. */
     const std::string &error() const { return error_; }
     uint32_t failure_code() const { return failure_code_; }
-    /* Takes a sent body that is not needed any more, for its memory. */
-    Bytes take_spare() { return std::move(spare_); }
+    /* Takes a sent body that is no longer needed, to reuse its memory. */
+    Bytes take_spare_body() { return std::move(spare_); }
     /* Body of the last call, kept until the next one for error messages. */
     const Bytes &last_body() const { return last_body_; }
 
     /* Ends the client for good: the host forgets it at once. It begins anew with another id. */
     void restart();
-    /* Whether it may wait in the pool: connected, and all replies have come or are sure to come. */
+    /* Whether the client may wait in the pool: connected, and its state is known. */
     bool is_idle() const { return stream_.is_open() && !is_broken_; }
     const std::string &address() const { return address_; }
     const std::string &ring() const { return ring_; }
     void set_spin_us(unsigned us) { stream_.set_spin_us(us); }
-    void set_patience(uint32_t ms) { patience_ms_ = ms; }
+    void set_patience_ms(uint32_t ms) { patience_ms_ = ms; }
     uint32_t max_in_flight() const { return max_in_flight_; }
     uint32_t max_body_bytes() const { return max_body_bytes_; }
     uint64_t next_tx() { return ++last_tx_; }
-    /* Instance of the store that it is connected to; 0: none yet. Another one may speak another
-     * version. */
+    /* Instance of the store that the client is connected to; 0: none yet. Another instance may have
+     * another version. */
     uint64_t instance() const { return instance_; }
 
 private:
@@ -91,39 +91,39 @@ private:
         bool is_wanted;
         Bytes body;
     };
-    /* Frame that came before it was wanted. */
-    struct Early {
+    /* Reply that came while another frame was awaited. */
+    struct EarlyFrame {
         Frame frame;
         Bytes body;
     };
     enum class Step {
-        GOT,
+        OK,
         WAIT,
         BROKEN,
         REFUSED
     };
 
-    Call send(Bytes &&body, uint16_t flags, bool is_wanted, const Killed &killed);
-    Call await(uint64_t seq, const Killed &killed, Bytes *reply);
-    Call await_room(const Killed &killed);
-    Call ensure_connected(const Killed &killed);
-    Call give_up(Call why);
-    Step connect_once(const Killed &killed);
-    Step say_hello(const Killed &killed);
-    Step ask_for_ring(const Killed &killed);
-    Step read_answer(const Killed &killed);
+    CallResult send(Bytes &&body, uint16_t flags, bool is_wanted, const KillCheck &kill_check);
+    CallResult await(uint64_t seq, const KillCheck &kill_check, Bytes *reply);
+    CallResult await_room(const KillCheck &kill_check);
+    CallResult ensure_connected(const KillCheck &kill_check);
+    CallResult give_up(CallResult result);
+    Step connect_once(const KillCheck &kill_check);
+    Step send_hello(const KillCheck &kill_check);
+    Step request_ring(const KillCheck &kill_check);
+    Step read_answer(const KillCheck &kill_check);
     Step resend();
     Step write_frame(uint16_t kind, uint16_t flags, uint64_t seq, const uint8_t *body,
                      size_t bytes);
     /* Reads one frame, if it is complete or comes in time; its body into body_. */
     Step read_frame(int timeout_ms);
-    Step read_bytes(size_t want, int timeout_ms);
-    Step got_frame(uint64_t wanted, Bytes *reply, bool *is_there);
-    Step got_reply(uint64_t wanted, Bytes *reply, bool *is_there);
+    Step read_bytes(size_t wanted_bytes, int timeout_ms);
+    Step handle_frame(uint64_t wanted, Bytes *reply, bool *has_reply);
+    Step handle_reply(uint64_t wanted, Bytes *reply, bool *has_reply);
     Step check_silence(int64_t now);
-    Step damaged(const char *what);
+    Step report_damage(const char *message);
     void disconnect();
-    void note(const char *what, int error);
+    void note_error(const char *message, int error);
     void note_failure(const uint8_t *body, size_t bytes);
 
     std::string address_;
@@ -137,15 +137,15 @@ private:
     uint64_t last_seq_ = 0;
     uint64_t last_tx_ = 0;
     Stream stream_;
-    bool is_broken_ = false; /* the state is unknown: to be restarted */
-    bool does_without_ring_ = false; /* bytes of one were damaged */
+    bool is_broken_ = false; /* the state is unknown: the next request restarts the client */
+    bool is_ring_off_ = false; /* bytes of a ring were damaged */
     bool was_connected_ = false;
     bool is_ping_sent_ = false;
-    int64_t heard_ms_ = 0;
+    int64_t last_bytes_ms_ = 0;
     int64_t broken_ms_ = 0; /* when a connection broke, without a sign of life since; 0: none */
     int connections_ = 0;   /* since the last reply, or the start of the wait */
-    std::deque<Request> under_way_;
-    std::deque<Early> early_;
+    std::deque<Request> in_flight_;
+    std::deque<EarlyFrame> early_frames_;
     Frame frame_;
     Bytes in_; /* bytes of the next frame */
     Bytes body_;
@@ -155,11 +155,12 @@ private:
     uint32_t failure_code_ = 0;
 };
 
-/* Pool of clients with a connection and no transaction, for new sessions. */
-Client *take_client(const Way &way, uint32_t patience_ms);
-void give_client(Client *client, size_t keep_most);
+/* Takes a client from the pool, or makes one. */
+Client *take_client(const Endpoint &endpoint, uint32_t patience_ms);
+/* Returns a client to the pool, which keeps `max_clients` at most. */
+void return_client(Client *client, size_t max_clients);
 void drop_pool();
-size_t pool_count();
+size_t count_pool();
 
 } // namespace millrace
 

@@ -79,27 +79,27 @@ bool Batch::find(const Bytes &body, uint32_t number, Op *op)
 
 bool Rows::next(Row *row)
 {
-    if (left_ == 0)
+    if (remaining_ == 0)
         return false;
     RowHeader header;
-    size_t have = static_cast<size_t>(end_ - at_);
-    if (have < sizeof(header)) {
+    size_t available = static_cast<size_t>(end_ - next_);
+    if (available < sizeof(header)) {
         is_bad_ = true;
         return false;
     }
-    memcpy(&header, at_, sizeof(header));
-    uint64_t want =
+    memcpy(&header, next_, sizeof(header));
+    uint64_t needed =
         static_cast<uint64_t>(header.key_bytes) + header.primary_bytes + header.value_bytes;
-    if (have - sizeof(header) < want) {
+    if (available - sizeof(header) < needed) {
         is_bad_ = true;
         return false;
     }
-    at_ += sizeof(header);
-    row->key = Slice(at_, header.key_bytes);
+    next_ += sizeof(header);
+    row->key = Slice(next_, header.key_bytes);
     row->primary = Slice(row->key.data + row->key.size, header.primary_bytes);
     row->value = Slice(row->primary.data + row->primary.size, header.value_bytes);
-    at_ += want;
-    left_--;
+    next_ += needed;
+    remaining_--;
     return true;
 }
 
@@ -115,27 +115,27 @@ bool Reply::parse(const Bytes &body)
     flags = header.flags;
     done = header.done;
     text = Slice(body.data() + sizeof(header), header.text_bytes);
-    at_ = text.data + text.size;
+    next_ = text.data + text.size;
     end_ = body.end();
-    left_ = header.answers;
+    remaining_ = header.answers;
     return true;
 }
 
 bool Reply::next(Answer *answer)
 {
     AnswerHeader header;
-    if (left_ == 0 || static_cast<size_t>(end_ - at_) < sizeof(header))
+    if (remaining_ == 0 || static_cast<size_t>(end_ - next_) < sizeof(header))
         return false;
-    memcpy(&header, at_, sizeof(header));
-    if (static_cast<size_t>(end_ - at_) - sizeof(header) < header.len_bytes)
+    memcpy(&header, next_, sizeof(header));
+    if (static_cast<size_t>(end_ - next_) - sizeof(header) < header.len_bytes)
         return false;
-    at_ += sizeof(header);
+    next_ += sizeof(header);
     answer->op = header.op;
     answer->rows = header.rows;
     answer->more = header.more;
-    answer->bytes = Slice(at_, header.len_bytes);
-    at_ += header.len_bytes;
-    left_--;
+    answer->bytes = Slice(next_, header.len_bytes);
+    next_ += header.len_bytes;
+    remaining_--;
     return true;
 }
 

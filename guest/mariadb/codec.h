@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Batches of ops to the module `table`, and its replies.
+/* Batches of ops for the module `table`, and its replies.
  *
  * A batch is written straight into the body of its frame. A reply is read in place: views point
  * into it, and each length in it is checked against the bytes that are there before it is used,
@@ -46,7 +46,7 @@ public:
     {
         return ops_ < MAX_OPS - 16 && body_.size() + key_and_value_bytes + 4096 <= MAX_BODY_BYTES;
     }
-    /* Drops the ops behind a mark. */
+    /* Cuts the batch to this many ops and bytes. */
     void cut(uint32_t ops, size_t bytes)
     {
         ops_ = ops;
@@ -76,19 +76,19 @@ class Rows {
 public:
     Rows() = default;
     Rows(Slice bytes, uint32_t count)
-        : at_(bytes.data), end_(bytes.data + bytes.size), left_(count) {}
+        : next_(bytes.data), end_(bytes.data + bytes.size), remaining_(count) {}
 
     /* False at the end, or where the bytes are not rows: then is_bad(). */
     bool next(Row *row);
     bool is_bad() const { return is_bad_; }
-    uint32_t left() const { return left_; }
+    uint32_t remaining() const { return remaining_; }
     /* Bytes behind the last row, once that was read. */
-    Slice rest() const { return Slice(at_, static_cast<size_t>(end_ - at_)); }
+    Slice rest() const { return Slice(next_, static_cast<size_t>(end_ - next_)); }
 
 private:
-    const uint8_t *at_ = nullptr;
+    const uint8_t *next_ = nullptr;
     const uint8_t *end_ = nullptr;
-    uint32_t left_ = 0;
+    uint32_t remaining_ = 0;
     bool is_bad_ = false;
 };
 
@@ -101,9 +101,9 @@ struct Answer {
 
 class Reply {
 public:
-    /* False: the body is not a reply. The body must outlive this. */
+    /* Parses a body. False: it is not a reply. The body must outlive this. */
     bool parse(const Bytes &body);
-    /* False: no more, or not an answer. */
+    /* Reads the next answer. False: there is none, or it is not valid. */
     bool next(Answer *answer);
 
     uint16_t status = 0;
@@ -112,9 +112,9 @@ public:
     Slice text;
 
 private:
-    const uint8_t *at_ = nullptr;
+    const uint8_t *next_ = nullptr;
     const uint8_t *end_ = nullptr;
-    uint32_t left_ = 0;
+    uint32_t remaining_ = 0;
 };
 
 /* The name of a status. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Conditions as filters: the parts that are kept. condition_terms.cc: the terms made of them. */
+/* Conditions as filters: which parts are kept. condition_terms.cc: terms from these parts. */
 #include "condition.h"
 
 #include "item_cmpfunc.h"
@@ -8,32 +8,32 @@
 namespace millrace {
 
 /* Drops warnings while a constant is read: the server's own comparison gives them again. */
-class Quiet : public Internal_error_handler {
+class WarningTrap : public Internal_error_handler {
 public:
-    explicit Quiet(THD *thd) : thd_(thd) { thd->push_internal_handler(this); }
-    ~Quiet() override { thd_->pop_internal_handler(); }
+    explicit WarningTrap(THD *thd) : thd_(thd) { thd->push_internal_handler(this); }
+    ~WarningTrap() override { thd_->pop_internal_handler(); }
     bool handle_condition(THD *, uint, const char *, Sql_condition::enum_warning_level *,
                           const char *, Sql_condition **) override
     {
-        has_spoken = true;
+        has_warning = true;
         return true;
     }
-    bool has_spoken = false;
+    bool has_warning = false;
 
 private:
     THD *thd_;
 };
 
-/* Opens BETWEEN: its way of comparing is protected, and a derived class may read it. */
-struct Between : public Item_func_between {
-    static const Type_handler *compared_as(Item_func_between *item)
+/* Access to the comparison type of BETWEEN, which is protected: a derived class may read it. */
+struct BetweenAccess : public Item_func_between {
+    static const Type_handler *comparison_type(Item_func_between *item)
     {
-        return (item->*(&Between::m_comparator)).type_handler();
+        return (item->*(&BetweenAccess::m_comparator)).type_handler();
     }
 };
 
-/* Column of this table, stored in its rows as it is; nullptr: it is something else. */
-static Field *column_of(const TABLE *table, Item *item)
+/* Finds the column that an item is, of this table and stored in its rows; nullptr: none. */
+static Field *find_column(const TABLE *table, Item *item)
 {
     if (item->type() != Item::FIELD_ITEM)
         return nullptr;
@@ -41,7 +41,7 @@ static Field *column_of(const TABLE *table, Item *item)
     return field && field->table == table && !field->vcol_info ? field : nullptr;
 }
 
-/* Whether it has one value from now to the end of the statement, cheap to compute. */
+/* Whether an item has one value from now to the end of the statement, cheap to compute. */
 static bool is_constant(Item *item)
 {
     if (!item->const_item() || item->with_field() || item->with_subquery() || item->is_expensive())
@@ -55,7 +55,7 @@ static bool is_constant(Item *item)
     return (found.errors & ~static_cast<uint>(VCOL_TIME_FUNC)) == 0;
 }
 
-static uint8_t test_of(Item_func::Functype type)
+static uint8_t get_test(Item_func::Functype type)
 {
     switch (type) {
     case Item_func::EQ_FUNC:
@@ -78,7 +78,7 @@ static uint8_t test_of(Item_func::Functype type)
 
 /* --- constants as the column holds them --- */
 
-static bool stores_int(THD *thd, Field *field, Item *constant)
+static bool store_int(THD *thd, Field *field, Item *constant)
 {
     longlong value = constant->val_int();
     if (constant->null_value || (value < 0 && constant->unsigned_flag != field->is_unsigned()))
@@ -88,8 +88,9 @@ static bool stores_int(THD *thd, Field *field, Item *constant)
     return field->val_int() == value;
 }
 
-/* Whole numbers of 32 bits are exact as doubles, and further apart than the server's tolerance. */
-static bool stores_real(THD *thd, Field *field, Item *constant)
+/* Stores a whole number of 32 bits: these are exact as doubles, and further apart than the server's
+ * tolerance. */
+static bool store_real(THD *thd, Field *field, Item *constant)
 {
     double value = constant->val_real();
     if (constant->null_value || !(value >= INT_MIN32 && value <= UINT_MAX32) ||
@@ -100,19 +101,19 @@ static bool stores_real(THD *thd, Field *field, Item *constant)
     return field->val_real() == value;
 }
 
-static bool stores_decimal(THD *thd, Field *field, Item *constant)
+static bool store_decimal(THD *thd, Field *field, Item *constant)
 {
-    my_decimal buffer, back_buffer;
+    my_decimal buffer, stored_buffer;
     my_decimal *value = constant->val_decimal(&buffer);
     if (!value || constant->null_value)
         return false;
     Use_relaxed_field_copy relaxed(thd);
     field->store_decimal(value);
-    my_decimal *back = field->val_decimal(&back_buffer);
-    return back && my_decimal_cmp(value, back) == 0;
+    my_decimal *stored = field->val_decimal(&stored_buffer);
+    return stored && my_decimal_cmp(value, stored) == 0;
 }
 
-static bool stores_datetime(THD *thd, Field *field, Item *constant)
+static bool store_datetime(THD *thd, Field *field, Item *constant)
 {
     longlong value = constant->val_datetime_packed(thd);
     if (constant->null_value)
@@ -124,7 +125,7 @@ static bool stores_datetime(THD *thd, Field *field, Item *constant)
     return field->val_datetime_packed(thd) == value;
 }
 
-static bool stores_time(THD *thd, Field *field, Item *constant)
+static bool store_time(THD *thd, Field *field, Item *constant)
 {
     longlong value = constant->val_time_packed(thd);
     if (constant->null_value)
@@ -136,33 +137,34 @@ static bool stores_time(THD *thd, Field *field, Item *constant)
     return field->val_time_packed(thd) == value;
 }
 
-/* Whether the column, compared as such a type, can be compared by its bytes; stores the constant
- * in it then. */
-static bool stores(THD *thd, Field *field, const Type_handler *compared_as, Item *constant)
+/* Stores the constant in the column. Returns whether the column, compared as this type, can be
+ * compared by its bytes. */
+static bool store_exactly(THD *thd, Field *field, const Type_handler *comparison_type,
+                          Item *constant)
 {
-    bool is_time =
-        compared_as->cmp_type() == TIME_RESULT && compared_as->field_type() != MYSQL_TYPE_TIMESTAMP;
-    bool has_date = compared_as->mysql_timestamp_type() == MYSQL_TIMESTAMP_DATE ||
-                    compared_as->mysql_timestamp_type() == MYSQL_TIMESTAMP_DATETIME;
+    bool is_time = comparison_type->cmp_type() == TIME_RESULT &&
+                   comparison_type->field_type() != MYSQL_TYPE_TIMESTAMP;
+    bool has_date = comparison_type->mysql_timestamp_type() == MYSQL_TIMESTAMP_DATE ||
+                    comparison_type->mysql_timestamp_type() == MYSQL_TIMESTAMP_DATETIME;
     switch (field->real_type()) {
     case MYSQL_TYPE_TINY:
     case MYSQL_TYPE_SHORT:
     case MYSQL_TYPE_INT24:
     case MYSQL_TYPE_LONG:
-        if (compared_as->cmp_type() == REAL_RESULT)
-            return stores_real(thd, field, constant);
+        if (comparison_type->cmp_type() == REAL_RESULT)
+            return store_real(thd, field, constant);
         /* fall through */
     case MYSQL_TYPE_LONGLONG:
-        return compared_as->cmp_type() == INT_RESULT && constant->cmp_type() == INT_RESULT &&
-               stores_int(thd, field, constant);
+        return comparison_type->cmp_type() == INT_RESULT && constant->cmp_type() == INT_RESULT &&
+               store_int(thd, field, constant);
     case MYSQL_TYPE_NEWDECIMAL:
-        return compared_as->cmp_type() == DECIMAL_RESULT && stores_decimal(thd, field, constant);
+        return comparison_type->cmp_type() == DECIMAL_RESULT && store_decimal(thd, field, constant);
     case MYSQL_TYPE_NEWDATE:
     case MYSQL_TYPE_DATETIME2:
-        return is_time && has_date && stores_datetime(thd, field, constant);
+        return is_time && has_date && store_datetime(thd, field, constant);
     case MYSQL_TYPE_TIME2:
-        return is_time && compared_as->mysql_timestamp_type() == MYSQL_TIMESTAMP_TIME &&
-               stores_time(thd, field, constant);
+        return is_time && comparison_type->mysql_timestamp_type() == MYSQL_TIMESTAMP_TIME &&
+               store_time(thd, field, constant);
     default:
         return false;
     }
@@ -179,26 +181,26 @@ Condition::Part *Condition::add(Field *field, Kind kind, uint8_t test)
     return part;
 }
 
-void Condition::keep(THD *thd, Field *field, uint8_t test, const Type_handler *compared_as,
+void Condition::keep(THD *thd, Field *field, uint8_t test, const Type_handler *comparison_type,
                      CHARSET_INFO *cs, Item *constant, uchar *scratch)
 {
     if (!test || !is_constant(constant))
         return;
-    if (compared_as->cmp_type() == STRING_RESULT) {
-        Quiet quiet(thd);
+    if (comparison_type->cmp_type() == STRING_RESULT) {
+        WarningTrap trap(thd);
         if (!keep_text(field, test, cs, constant))
             keep_enum(field, test, cs, constant);
-        if (quiet.has_spoken)
+        if (trap.has_warning)
             parts_.clear();
         return;
     }
     my_ptrdiff_t offset = scratch - field->table->record[0];
     bool is_good;
     {
-        Quiet quiet(thd);
+        WarningTrap trap(thd);
         field->move_field_offset(offset);
         field->set_notnull();
-        is_good = stores(thd, field, compared_as, constant) && !quiet.has_spoken;
+        is_good = store_exactly(thd, field, comparison_type, constant) && !trap.has_warning;
         field->move_field_offset(-offset);
     }
     if (!is_good)
@@ -236,8 +238,9 @@ static bool is_bytewise(CHARSET_INFO *cs)
     return false;
 }
 
-/* Characters of the constant, if their bytes are those of the column's character set. */
-static String *text_of(Item *constant, CHARSET_INFO *cs, String *buffer)
+/* Returns the characters of a constant, if their bytes are the same in the column's character set;
+ * else nullptr. */
+static String *get_text(Item *constant, CHARSET_INFO *cs, String *buffer)
 {
     if (!constant->this_item()->basic_const_item() || constant->result_type() != STRING_RESULT)
         return nullptr;
@@ -265,8 +268,7 @@ static bool is_char(const Field *field)
     return field->real_type() == MYSQL_TYPE_STRING && field->type_handler() == &type_handler_string;
 }
 
-/* Keeps a comparison of text. Returns whether it was kept, or need not be, as the column is of
- * this kind. */
+/* Keeps a comparison of text where that is possible. Returns whether the column is one of text. */
 bool Condition::keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant)
 {
     if (!is_varchar(field) && !is_char(field))
@@ -275,14 +277,14 @@ bool Condition::keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *co
         (test != test::EQUAL && test != test::NOT_EQUAL))
         return true;
     StringBuffer<MAX_FIELD_WIDTH> buffer(cs);
-    String *text = text_of(constant, cs, &buffer);
+    String *text = get_text(constant, cs, &buffer);
     if (!text || text->length() > field->field_length)
         return true;
     bool is_padded = is_char(field) || (cs != &my_charset_bin && !(cs->state & MY_CS_NOPAD));
-    const char *at = text->ptr();
+    const char *chars = text->ptr();
     size_t size = text->length();
     if (test == test::EQUAL && is_padded)
-        while (size > 0 && (at[size - 1] == ' ' || at[size - 1] == 0))
+        while (size > 0 && (chars[size - 1] == ' ' || chars[size - 1] == 0))
             size--;
     if (test == test::NOT_EQUAL && is_char(field))
         return true; /* how it is packed is not known */
@@ -290,7 +292,7 @@ bool Condition::keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *co
         return true;
     Part *part = add(field, Kind::TEXT, test);
     part->is_prefix = test == test::EQUAL && is_padded;
-    part->image.assign(at, size);
+    part->image.assign(chars, size);
     return true;
 }
 
@@ -301,12 +303,12 @@ bool Condition::keep_enum(Field *field, uint8_t test, CHARSET_INFO *cs, Item *co
         (test != test::EQUAL && test != test::NOT_EQUAL))
         return false;
     StringBuffer<MAX_FIELD_WIDTH> buffer(cs);
-    String *text = text_of(constant, cs, &buffer);
+    String *text = get_text(constant, cs, &buffer);
     const TYPELIB *values = field->get_typelib();
     if (!text || !values)
         return false;
     uint found = 0, number = 0;
-    for (uint i = 0; i <= values->count; i++) { /* 0 is the empty string of what was no value */
+    for (uint i = 0; i <= values->count; i++) { /* 0 is the empty string, for an invalid value */
         const char *name = i ? values->type_names[i - 1] : "";
         size_t size = i ? values->type_lengths[i - 1] : 0;
         if (cs->strnncollsp(text->ptr(), text->length(), name, size) == 0) {
@@ -326,30 +328,30 @@ bool Condition::keep_enum(Field *field, uint8_t test, CHARSET_INFO *cs, Item *co
 void Condition::take_like(THD *thd, TABLE *table, Item_func *function)
 {
     Item_func_like *like = static_cast<Item_func_like *>(function);
-    Field *field = column_of(table, like->arguments()[0]);
+    Field *field = find_column(table, like->arguments()[0]);
     CHARSET_INFO *cs = like->compare_collation();
     if (!field || like->negated || (!is_varchar(field) && !is_char(field)) ||
         cs != field->charset() || !is_bytewise(cs) || like->escape < 0 || like->escape >= 0x80 ||
         !is_constant(like->arguments()[1]))
         return;
-    Quiet quiet(thd);
+    WarningTrap trap(thd);
     StringBuffer<MAX_FIELD_WIDTH> buffer(cs);
-    String *text = text_of(like->arguments()[1], cs, &buffer);
-    if (!text || quiet.has_spoken)
+    String *text = get_text(like->arguments()[1], cs, &buffer);
+    if (!text || trap.has_warning)
         return;
-    const char *at = text->ptr();
+    const char *chars = text->ptr();
     size_t size = 0;
-    while (size < text->length() && at[size] != wild_many && at[size] != wild_one &&
-           at[size] != static_cast<char>(like->escape))
+    while (size < text->length() && chars[size] != wild_many && chars[size] != wild_one &&
+           chars[size] != static_cast<char>(like->escape))
         size++;
     if (is_char(field)) /* the end of a CHAR is cut off when it is packed */
-        while (size > 0 && (at[size - 1] == ' ' || at[size - 1] == 0))
+        while (size > 0 && (chars[size - 1] == ' ' || chars[size - 1] == 0))
             size--;
     if (size == 0 || size > field->field_length)
         return;
     Part *part = add(field, Kind::TEXT, test::EQUAL);
     part->is_prefix = true;
-    part->image.assign(at, size);
+    part->image.assign(chars, size);
 }
 
 /* --- the condition --- */
@@ -358,33 +360,34 @@ void Condition::take_comparison(THD *thd, TABLE *table, Item_func *function, uch
 {
     Item_bool_func2_with_rev *comparison = static_cast<Item_bool_func2_with_rev *>(function);
     Item **arguments = comparison->arguments();
-    bool is_turned = !column_of(table, arguments[0]);
-    Field *field = column_of(table, arguments[is_turned]);
+    bool is_reversed = !find_column(table, arguments[0]);
+    Field *field = find_column(table, arguments[is_reversed]);
     if (!field)
         return;
-    uint8_t test = test_of(is_turned ? comparison->rev_functype() : comparison->functype());
+    uint8_t test = get_test(is_reversed ? comparison->rev_functype() : comparison->functype());
     keep(thd, field, test, comparison->compare_type_handler(), comparison->compare_collation(),
-         arguments[!is_turned], scratch);
+         arguments[!is_reversed], scratch);
 }
 
 void Condition::take_between(THD *thd, TABLE *table, Item_func *function, uchar *scratch)
 {
     Item_func_between *between = static_cast<Item_func_between *>(function);
     Item **arguments = between->arguments();
-    Field *field = column_of(table, arguments[0]);
+    Field *field = find_column(table, arguments[0]);
     if (!field || between->negated)
         return;
-    const Type_handler *compared_as = Between::compared_as(between);
-    if (compared_as->cmp_type() == STRING_RESULT)
+    const Type_handler *comparison_type = BetweenAccess::comparison_type(between);
+    if (comparison_type->cmp_type() == STRING_RESULT)
         return;
-    keep(thd, field, test::AT_LEAST, compared_as, nullptr, arguments[1], scratch);
-    keep(thd, field, test::AT_MOST, compared_as, nullptr, arguments[2], scratch);
+    keep(thd, field, test::AT_LEAST, comparison_type, nullptr, arguments[1], scratch);
+    keep(thd, field, test::AT_MOST, comparison_type, nullptr, arguments[2], scratch);
 }
 
-/* For a column that cannot be NULL, IS NULL has another meaning in some types. */
+/* Keeps IS NULL and IS NOT NULL. For a column that cannot be NULL they have another meaning in some
+ * types. */
 void Condition::take_null_test(TABLE *table, Item_func *function, uint8_t test)
 {
-    Field *field = column_of(table, function->arguments()[0]);
+    Field *field = find_column(table, function->arguments()[0]);
     if (field && field->null_ptr)
         add(field, Kind::NULLNESS, test);
 }
@@ -396,8 +399,8 @@ void Condition::take_all(THD *thd, TABLE *table, Item *item, uchar *scratch)
         if (list->functype() != Item_func::COND_AND_FUNC)
             return;
         List_iterator<Item> iterator(*list->argument_list());
-        while (Item *one = iterator++)
-            take_all(thd, table, one, scratch);
+        while (Item *part = iterator++)
+            take_all(thd, table, part, scratch);
         return;
     }
     if (item->type() != Item::FUNC_ITEM)
@@ -430,9 +433,9 @@ void Condition::take_all(THD *thd, TABLE *table, Item *item, uchar *scratch)
     }
 }
 
-/* Whether the number of rows matters for which the condition is evaluated: RAND(), functions
- * that are not deterministic, user variables. An item that is not fixed was left out of the
- * statement, and cannot be asked. */
+/* Whether it matters for how many rows a condition is evaluated: RAND(), functions that are not
+ * deterministic, user variables. An item that is not fixed was left out of the statement, and its
+ * tables are not known. */
 static bool has_effects(THD *thd, const Item *condition)
 {
     for (SELECT_LEX *select = thd->lex->all_selects_list; select;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The server's condition of a table, as far as the host can check it.
+/* Condition of a table, as far as the host can check it.
  *
- * Theory of operation. Of a condition, those parts are kept that stand in its outermost AND and
- * compare a column with a constant: each of them is true for every row that the statement wants
- * of the table. The constant is stored in a record as the column would hold it, and read back as
- * the server's comparison reads the column: the part is kept only where both give the same
- * value, in the type of the comparison.
+ * Theory of operation. The parts of a condition are kept that are in its outermost AND and compare
+ * a column with a constant: each of them is true for every row that the statement wants. The
+ * constant is stored in a record as the column would hold it, and read back as the server's
+ * comparison reads the column: the part is kept only where both give the same value, in the type
+ * of the comparison.
  *
  * A filter is made of them for each way to read. In keys all values are in order. In rows a
  * column has a fixed place if all columns in front of it have one size; a NULL column takes no
@@ -47,16 +47,16 @@ private:
     enum class Kind : uint8_t {
         NUMBER, /* little-endian in rows */
         ORDERED,
-        TEXT,    /* of columns whose bytes say what is equal */
-        NULLNESS /* test: EQUAL: it is NULL, else it is not */
+        TEXT,    /* strings that are equal where their bytes are */
+        NULLNESS /* test EQUAL: the column is NULL, else it is not */
     };
     struct Part {
         Field *field;
         Kind kind;
         uint8_t test;
         bool is_marked;
-        bool is_prefix; /* TEXT: it begins so */
-        Bytes image;    /* as in a record; of TEXT the characters */
+        bool is_prefix; /* TEXT: the value begins with the image */
+        Bytes image;    /* constant as in a record; TEXT: its characters */
     };
     enum class Null : uint8_t {
         NO,
@@ -69,12 +69,12 @@ private:
     void take_between(THD *thd, TABLE *table, Item_func *function, uchar *scratch);
     void take_like(THD *thd, TABLE *table, Item_func *function);
     void take_null_test(TABLE *table, Item_func *function, uint8_t test);
-    void keep(THD *thd, Field *field, uint8_t test, const Type_handler *compared_as,
+    void keep(THD *thd, Field *field, uint8_t test, const Type_handler *comparison_type,
               CHARSET_INFO *cs, Item *constant, uchar *scratch);
     bool keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant);
     bool keep_enum(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant);
     Part *add(Field *field, Kind kind, uint8_t test);
-    Null null_of(const Field *field) const;
+    Null get_nullness(const Field *field) const;
     void add_row_parts(const Field *field, size_t offset, Filter *filter) const;
     void add_row_number(const Field *field, size_t offset, Filter *filter) const;
 

@@ -41,7 +41,7 @@ static size_t packed_bytes(Field *field)
 /* Bytes of a row in front of a string's characters. */
 static size_t length_bytes(const Field *field) { return field->field_length > 255 ? 2 : 1; }
 
-static uint8_t turned(uint8_t test)
+static uint8_t mirror_test(uint8_t test)
 {
     switch (test) {
     case test::BELOW:
@@ -64,7 +64,7 @@ void Condition::forget_marks()
 }
 
 /* Whether the column is NULL in rows that the statement wants: no comparison is true of NULL. */
-Condition::Null Condition::null_of(const Field *field) const
+Condition::Null Condition::get_nullness(const Field *field) const
 {
     if (!field->null_ptr)
         return Null::NO;
@@ -77,11 +77,12 @@ Condition::Null Condition::null_of(const Field *field) const
 void Condition::add_key_terms(const KeyCodec &key, uchar *scratch, size_t known_bytes,
                               uint first_part, Filter *filter)
 {
-    size_t at = 0;
+    size_t part_off = 0;
     for (uint n = 0; n < key.parts(); n++) {
         Field *field = key.field(n);
         const uint8_t flip = key.is_downward(n) ? 0xff : 0;
-        const size_t value_at = at + (key.is_nullable(n) ? 1 : 0), bytes = key.fixed_bytes(n);
+        const size_t value_off = part_off + (key.is_nullable(n) ? 1 : 0);
+        const size_t bytes = key.fixed_bytes(n);
         for (Part &part : parts_) {
             if (part.field->field_index != field->field_index)
                 continue;
@@ -89,11 +90,11 @@ void Condition::add_key_terms(const KeyCodec &key, uchar *scratch, size_t known_
             if (is_null_test ? !key.is_nullable(n) : bytes == 0 || part.kind == Kind::TEXT)
                 continue;
             part.is_marked = true;
-            if (n < first_part || (is_null_test ? value_at : value_at + bytes) <= known_bytes)
+            if (n < first_part || (is_null_test ? value_off : value_off + bytes) <= known_bytes)
                 continue;
             if (is_null_test) {
                 const uint8_t null = flip; /* 0, if it is not turned */
-                filter->add(part::KEY, part.test, at, 1, Slice(&null, 1));
+                filter->add(part::KEY, part.test, part_off, 1, Slice(&null, 1));
                 continue;
             }
             my_ptrdiff_t offset = scratch - field->table->record[0];
@@ -101,14 +102,14 @@ void Condition::add_key_terms(const KeyCodec &key, uchar *scratch, size_t known_
             field->set_notnull(offset);
             Bytes encoded;
             key.encode_one(n, scratch, &encoded);
-            size_t skip = value_at - at;
-            filter->add(part::KEY, flip ? turned(part.test) : part.test, value_at, bytes,
+            size_t skip = value_off - part_off;
+            filter->add(part::KEY, flip ? mirror_test(part.test) : part.test, value_off, bytes,
                         Slice(encoded.data() + skip, encoded.size() - skip));
         }
-        Null null = null_of(field);
+        Null null = get_nullness(field);
         if (key.is_nullable(n) && null == Null::MAYBE)
             return;
-        at = null == Null::YES ? value_at : value_at + bytes;
+        part_off = null == Null::YES ? value_off : value_off + bytes;
         if (null != Null::YES && bytes == 0)
             return;
     }
@@ -116,7 +117,7 @@ void Condition::add_key_terms(const KeyCodec &key, uchar *scratch, size_t known_
 
 /* --- rows --- */
 
-static uint64_t number_of(const Bytes &image)
+static uint64_t read_number(const Bytes &image)
 {
     uint64_t number = 0;
     for (size_t i = image.size(); i > 0; i--)
@@ -134,16 +135,16 @@ void Condition::add_row_number(const Field *field, size_t offset, Filter *filter
     enum_field_types type = field->real_type();
     bool has_sign =
         type != MYSQL_TYPE_NEWDATE && type != MYSQL_TYPE_ENUM && !(field->flags & UNSIGNED_FLAG);
-    const uint64_t sign = uint64_t(1) << (8 * width - 1), most = sign | (sign - 1);
-    /* With the sign turned, numbers are in order from 0 to `most`. */
-    const uint64_t turn = has_sign ? sign : 0;
-    uint64_t low = 0, high = most;
+    const uint64_t sign = uint64_t(1) << (8 * width - 1), max = sign | (sign - 1);
+    /* With the sign turned, numbers are in order from 0 to `max`. */
+    const uint64_t sign_flip = has_sign ? sign : 0;
+    uint64_t low = 0, high = max;
     bool is_bounded = false;
     for (const Part &part : parts_) {
         if (part.field->field_index != field->field_index || part.kind != Kind::NUMBER ||
             part.is_marked)
             continue;
-        uint64_t value = number_of(part.image) ^ turn;
+        uint64_t value = read_number(part.image) ^ sign_flip;
         if (part.test == test::NOT_EQUAL) {
             filter->add(part::VALUE, test::NOT_EQUAL, offset, width, Slice(part.image));
             continue;
@@ -154,8 +155,8 @@ void Condition::add_row_number(const Field *field, size_t offset, Filter *filter
         if (part.test != test::ABOVE && part.test != test::AT_LEAST && value < high)
             high = value;
     }
-    if (is_bounded && ((low ^ high) & turn) == 0)
-        filter->add_number(part::VALUE, offset, width, low ^ turn, high ^ turn);
+    if (is_bounded && ((low ^ high) & sign_flip) == 0)
+        filter->add_number(part::VALUE, offset, width, low ^ sign_flip, high ^ sign_flip);
 }
 
 void Condition::add_row_parts(const Field *field, size_t offset, Filter *filter) const
@@ -187,16 +188,16 @@ void Condition::add_row_parts(const Field *field, size_t offset, Filter *filter)
 
 void Condition::add_row_terms(const TABLE *table, const RowCodec &rows, Filter *filter) const
 {
-    size_t at = table->s->null_bytes;
-    for (Field *field : rows.stored()) {
-        Null null = null_of(field);
+    size_t column_off = table->s->null_bytes;
+    for (Field *field : rows.stored_fields()) {
+        Null null = get_nullness(field);
         if (null == Null::YES)
             continue;
-        add_row_parts(field, at, filter);
+        add_row_parts(field, column_off, filter);
         size_t bytes = packed_bytes(field);
         if (bytes == 0 || null == Null::MAYBE)
             return;
-        at += bytes;
+        column_off += bytes;
     }
 }
 

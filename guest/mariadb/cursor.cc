@@ -3,7 +3,7 @@
 
 namespace millrace {
 
-void Range::all()
+void Range::set_all()
 {
     low.clear();
     high.clear();
@@ -20,16 +20,16 @@ void Range::assign(const Range &other)
     is_empty = other.is_empty;
 }
 
-void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows,
+void add_read(Session *session, const Range &range, const ReadSettings &settings, uint32_t rows,
               uint32_t bytes, const Filter *filter, uint32_t examine)
 {
     Op op;
     Bytes filtered;
     op.kind = range.is_point ? op::GET : op::SCAN;
-    op.index = reading.index;
-    op.table = reading.table;
+    op.index = settings.index;
+    op.table = settings.table;
     op.key = Slice(range.low);
-    op.flags = reading.flags;
+    op.flags = settings.flags;
     if (!range.is_point) {
         op.flags |= range.flags;
         op.value = Slice(range.high);
@@ -46,10 +46,10 @@ void add_read(Session *session, const Range &range, const Reading &reading, uint
     session->add(op);
 }
 
-void Cursor::start(const Reading &reading, Range &&range, bool is_large, uint32_t most_rows,
+void Cursor::start(const ReadSettings &settings, Range &&range, bool is_large, uint32_t max_rows,
                    bool may_be_alone)
 {
-    reading_ = reading;
+    settings_ = settings;
     range_.assign(range);
     rows_ = Rows();
     filter_.clear();
@@ -57,21 +57,21 @@ void Cursor::start(const Reading &reading, Range &&range, bool is_large, uint32_
     is_fresh_ = has_more_ = true;
     /* A reader of few rows gets them with the first request: whether there are more does not
      * matter. */
-    may_be_alone_ = may_be_alone && (range_.is_point || most_rows == 0);
+    may_be_alone_ = may_be_alone && (range_.is_point || max_rows == 0);
     bytes_ = is_large ? SCAN_FIRST_BYTES * 4 : SCAN_FIRST_BYTES;
-    row_limit_ = most_rows ? most_rows : is_large ? 0 : SCAN_FIRST_ROWS;
+    row_limit_ = max_rows ? max_rows : is_large ? 0 : SCAN_FIRST_ROWS;
 }
 
-int Cursor::ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
+int Cursor::send_read(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
 {
-    int error = session->settle();
+    int error = session->flush_buffered();
     if (error)
         return error;
-    add_read(session, range_, reading_, rows, bytes, &filter_, SCAN_MOST_EXAMINED);
-    Sending sending;
-    sending.is_alone = is_alone;
+    add_read(session, range_, settings_, rows, bytes, &filter_, SCAN_MAX_EXAMINED);
+    SendOptions options;
+    options.is_alone = is_alone;
     Reply reply;
-    error = session->send(sending, &reply_, &reply);
+    error = session->send(options, &reply_, &reply);
     if (error)
         return error;
     Answer answer;
@@ -85,8 +85,8 @@ int Cursor::ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
     return 0;
 }
 
-/* Narrows the range: returned rows are not requested again, nor those that the filter has
- * stopped. */
+/* Narrows the range: neither returned rows are requested again, nor rows that the filter has
+ * dropped. */
 void Cursor::narrow()
 {
     if (!has_row_ && !is_examined_)
@@ -109,14 +109,14 @@ int Cursor::fetch(Session *session)
                              false);
     bool is_alone = is_fresh_ && may_be_alone_ && session->is_alone();
     narrow();
-    int error = ask(session, is_alone, row_limit_, bytes_);
+    int error = send_read(session, is_alone, row_limit_, bytes_);
     /* More than one request needs one snapshot: begin anew. */
     if (!error && is_alone && has_more_)
-        error = ask(session, false, row_limit_ * 4, bytes_ * 4);
+        error = send_read(session, false, row_limit_ * 4, bytes_ * 4);
     is_fresh_ = false;
-    bytes_ = bytes_ < SCAN_MOST_BYTES / 4 ? bytes_ * 4 : SCAN_MOST_BYTES;
+    bytes_ = bytes_ < SCAN_MAX_BYTES / 4 ? bytes_ * 4 : SCAN_MAX_BYTES;
     /* Locks only needed rows: the number of rows grows slowly, too. */
-    row_limit_ = reading_.flags & (op_flag::SHARED | op_flag::EXCLUSIVE) ? row_limit_ * 4 : 0;
+    row_limit_ = settings_.flags & (op_flag::SHARED | op_flag::EXCLUSIVE) ? row_limit_ * 4 : 0;
     return error;
 }
 
@@ -146,7 +146,7 @@ void Cursor::turn(bool is_backward)
     rows_ = Rows();
     is_examined_ = false;
     has_more_ = true;
-    range_.all();
+    range_.set_all();
     if (is_backward)
         range_.flags |= op_flag::BACKWARD;
     may_be_alone_ = false;
@@ -154,7 +154,7 @@ void Cursor::turn(bool is_backward)
     row_limit_ = SCAN_FIRST_ROWS;
 }
 
-void Cursor::open_end()
+void Cursor::drop_end()
 {
     if (range_.flags & op_flag::BACKWARD) {
         range_.low.clear();
@@ -169,9 +169,9 @@ void Cursor::open_end()
     is_examined_ = false;
 }
 
-void Cursor::drop_ahead()
+void Cursor::drop_read_ahead()
 {
-    has_more_ = has_more_ || rows_.left() > 0;
+    has_more_ = has_more_ || rows_.remaining() > 0;
     is_examined_ = false; /* where there is no row yet, the scan begins anew */
     rows_ = Rows();
 }

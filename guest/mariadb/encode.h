@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Strings in keys, so that memcmp orders whole keys as the collations order their parts.
+/* Encoding of strings in keys: memcmp orders whole keys as the collations order their parts.
  *
- * What is encoded are a string's weights (strnxfrm). Keys have several parts, so the end of a
+ * A string's weights (strnxfrm) are encoded. Keys have several parts, so the end of a
  * string must not be decided by what follows it. Both encodings cut the weights into segments of
  * the same size with a byte behind each; none is ever a prefix of another.
  *

@@ -3,8 +3,8 @@
 
 namespace millrace {
 
-/* Far below what the host allows: long operands cost more than they save. */
-static constexpr size_t MOST_BYTES = 8 << 10;
+/* Limit of a filter's terms, far below the host's: long operands cost more than they save. */
+static constexpr size_t MAX_BYTES = 8 << 10;
 
 void Filter::clear()
 {
@@ -20,7 +20,7 @@ void Filter::assign(const Filter &other)
 
 void Filter::add(uint8_t part, uint8_t test, size_t offset, size_t bytes, Slice operand)
 {
-    if (count_ == MAX_TERMS || terms_.size() + sizeof(TermHeader) + operand.size > MOST_BYTES)
+    if (count_ == MAX_TERMS || terms_.size() + sizeof(TermHeader) + operand.size > MAX_BYTES)
         return;
     TermHeader header;
     header.part = part;

@@ -39,23 +39,23 @@ void ha_millrace::forget_condition()
 
 /* Filter for the entries of an index; nullptr: none. All keys share `known_bytes`, and the parts
  * in front of `first_part` are covered by the range. */
-const Filter *ha_millrace::filter_for(uint key, const Reading &reading, size_t known_bytes,
+const Filter *ha_millrace::get_filter(uint key, const ReadSettings &settings, size_t known_bytes,
                                       uint first_part)
 {
     THD *thd = ha_thd();
     if (condition_.empty() ||
         (lock_flags_ && (thd_tx_isolation(thd) > ISO_READ_COMMITTED || is_strict(thd))))
         return nullptr;
-    const bool has_rows = reading.index == 0 ? !(reading.flags & op_flag::KEYS_ONLY)
-                                             : (reading.flags & op_flag::FETCH) != 0;
-    const FilterUse &made = filter_use_;
-    if (!is_filter_made_ || made.key != key || made.has_rows != has_rows ||
-        made.known_bytes != known_bytes || made.first_part != first_part) {
+    const bool has_rows = settings.index == 0 ? !(settings.flags & op_flag::KEYS_ONLY)
+                                             : (settings.flags & op_flag::FETCH) != 0;
+    const FilterUse &use = filter_use_;
+    if (!is_filter_made_ || use.key != key || use.has_rows != has_rows ||
+        use.known_bytes != known_bytes || use.first_part != first_part) {
         filter_.clear();
         condition_.forget_marks();
-        const uint of = key != MAX_KEY ? key : table_share->primary_key;
-        if (of != MAX_KEY)
-            condition_.add_key_terms(keys_[of], constants_.data(), known_bytes, first_part,
+        const uint index_key = key != MAX_KEY ? key : table_share->primary_key;
+        if (index_key != MAX_KEY)
+            condition_.add_key_terms(keys_[index_key], constants_.data(), known_bytes, first_part,
                                      &filter_);
         if (has_rows)
             condition_.add_row_terms(table, rows_, &filter_);
@@ -65,7 +65,7 @@ const Filter *ha_millrace::filter_for(uint key, const Reading &reading, size_t k
     return !filter_.empty() && session()->can_filter() ? &filter_ : nullptr;
 }
 
-/* Begins a cursor, before its first row. */
+/* Gives the cursor its filter, before its first row. */
 void ha_millrace::begin_cursor(uint key)
 {
     const Range &range = cursor_.range();
@@ -75,11 +75,11 @@ void ha_millrace::begin_cursor(uint key)
     const bool is_prefix = (range.flags & op_flag::HIGH_PREFIX) &&
                            !(range.flags & op_flag::LOW_OPEN) && range.low.equals(range.high);
     const Filter *filter =
-        filter_for(key, cursor_.reading(), is_prefix ? range.low.size() : 0, is_bounded ? 1 : 0);
+        get_filter(key, cursor_.settings(), is_prefix ? range.low.size() : 0, is_bounded ? 1 : 0);
     if (!filter)
         return;
     cursor_.set_filter(*filter);
-    if (stats.records > SCAN_MOST_EXAMINED)
+    if (stats.records > SCAN_MAX_EXAMINED)
         cursor_.expect_more();
 }
 

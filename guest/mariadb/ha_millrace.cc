@@ -62,8 +62,8 @@ int ha_millrace::open(const char *name, int, uint)
     scratch_.clear();
     memcpy(scratch_.grow(table_share->rec_buff_length), table_share->default_values,
            table_share->reclength);
-    size_t most = has_primary() ? keys_[table_share->primary_key].most_bytes() : ROW_ID_BYTES;
-    ref_length = static_cast<uint>((most < MAX_KEY_BYTES ? most : MAX_KEY_BYTES) + 2);
+    size_t max_bytes = has_primary() ? keys_[table_share->primary_key].max_bytes() : ROW_ID_BYTES;
+    ref_length = static_cast<uint>((max_bytes < MAX_KEY_BYTES ? max_bytes : MAX_KEY_BYTES) + 2);
     is_copy_ = strstr(name, "/#sql") != nullptr && table_share->tmp_table == NO_TMP_TABLE;
     return info(HA_STATUS_NO_LOCK | HA_STATUS_VARIABLE | HA_STATUS_CONST);
 }
@@ -80,7 +80,7 @@ int ha_millrace::reset()
     ignores_duplicates_ = is_bulk_ = is_key_only_ = is_mrr_ = false;
     forget_condition();
     estimates_.clear();
-    asked_.clear();
+    pending_.clear();
     row_.clear_and_trim(1 << 20);
     return 0;
 }
@@ -113,8 +113,8 @@ int ha_millrace::extra(ha_extra_function operation)
 
 int ha_millrace::begin_use(THD *thd, bool is_write)
 {
-    Session *session = Session::of(thd);
-    int error = session->enter(thd);
+    Session *session = Session::get(thd);
+    int error = session->enter_statement(thd);
     if (error)
         return error;
     is_write_locked_ = is_write;
@@ -122,14 +122,14 @@ int ha_millrace::begin_use(THD *thd, bool is_write)
         is_write ? op_flag::EXCLUSIVE | (stored_lock_ & op_flag::SKIP_LOCKED) : stored_lock_;
     if (thd_tx_isolation(thd) == ISO_SERIALIZABLE && (is_write || session->is_long()))
         session->lock_table(share_->table(), is_write);
-    cursor_.drop_ahead();
+    cursor_.drop_read_ahead();
     forget_condition();
     return 0;
 }
 
 int ha_millrace::external_lock(THD *thd, int lock_type)
 {
-    Session *session = Session::of(thd);
+    Session *session = Session::get(thd);
     if (lock_type == F_UNLCK) {
         session->count_table(-1);
         lock_flags_ = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* The handler: one table that a session has open.
  *
- * ha_millrace.cc: open, locks, information. ha_write.cc: rows in, changed, out. ha_read.cc: rows
- * back, by key, in order, by position. ha_mrr.cc: many ranges in one request. ha_condition.cc:
- * conditions that the host checks. ha_table.cc: tables made and removed.
+ * ha_millrace.cc: open, locks, information. ha_write.cc: inserts, updates and deletes of rows.
+ * ha_read.cc: reads by key, in order, by position. ha_mrr.cc: many ranges in one request.
+ * ha_condition.cc: conditions that the host checks. ha_table.cc: tables made and removed.
  *
  * A table's indexes in the host are its keys, with the hidden one of row ids in front if it has
  * no primary key. A position is the primary key, filled up, with its length behind it. */
@@ -106,8 +106,8 @@ public:
     void note_duplicate(const Op &op) override;
 
 private:
-    /* Requested range of a multi-range read. */
-    struct Asked {
+    /* Range of a multi-range read for which rows are pending. */
+    struct PendingRange {
         range_id_t id;
         Range range;
     };
@@ -119,7 +119,7 @@ private:
         ha_rows rows;
     };
 
-    Session *session() const { return Session::of(ha_thd()); }
+    Session *session() const { return Session::get(ha_thd()); }
     bool has_primary() const { return table_share->primary_key != MAX_KEY; }
     uint8_t host_index(uint key) const
     {
@@ -133,55 +133,57 @@ private:
     int begin_use(THD *thd, bool is_write);
 
     /* writing */
-    bool waits_for_answer(bool is_insert);
-    int primary_of(const uchar *record, Bytes *primary);
-    int encode_key(uint key, const uchar *record, const Bytes &primary, Bytes *out, bool *is_own);
+    bool must_wait_for_answer(bool is_insert);
+    int encode_primary(const uchar *record, Bytes *primary);
+    int encode_key(uint key, const uchar *record, const Bytes &primary, Bytes *out,
+                   bool *has_primary_suffix);
     int prepare_write(size_t bytes, bool is_insert);
     int insert_keys(const uchar *record, const Bytes &primary, bool unique_ones);
     int replace_key(uint key, const uchar *old_record, const uchar *new_record,
                     const Bytes &old_primary, const Bytes &new_primary);
     int finish_write(bool waits, uint64_t savepoint, Bytes *primary);
-    void add_write(uint8_t kind, uint8_t index, bool is_own, Slice key, Slice value);
+    void add_write(uint8_t kind, uint8_t index, bool has_primary_suffix, Slice key, Slice value);
     bool may_meet_duplicates(const uchar *old_record, const uchar *new_record);
     int find_largest_auto();
-    void saw_auto(Field *field);
-    int too_big(const char *what, size_t bytes, size_t most);
+    void note_auto(Field *field);
+    int fail_too_big(const char *subject, size_t bytes, size_t max_bytes);
 
     /* reading */
-    Reading reading(uint key, bool wants_rows) const;
-    int range_of(uint key, const uchar *image, key_part_map parts, ha_rkey_function find,
-                 Range *range);
+    ReadSettings read_settings(uint key, bool wants_rows) const;
+    int make_key_range(uint key, const uchar *image, key_part_map parts, ha_rkey_function find,
+                       Range *range);
     void bound_by_end_range(uint key, Range *range);
     void add_bound(uint key, const key_range *bound, bool is_low, Range *range);
-    void range_between(uint key, const key_range *low, const key_range *high, Range *range);
+    void make_range(uint key, const key_range *low, const key_range *high, Range *range);
     int start_scan(uint key, Range &&range, bool is_large);
     int next_row(uchar *buf);
-    int give_row(const Row &row, uint key, uchar *buf);
+    int decode_row(const Row &row, uint key, uchar *buf);
     bool reads_keys_only(uint key) const;
     bool may_be_alone();
     uint32_t row_limit(bool is_all);
-    size_t fields_needed() const;
-    ha_rows known_estimate(uint key, const Range &range, bool *is_known);
+    size_t count_needed_fields() const;
+    ha_rows find_estimate(uint key, const Range &range, bool *is_known);
     void keep_estimate(uint key, const Range &range, ha_rows rows);
     bool may_read_ranges_together() const;
     void estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument, uint ranges, uint mode);
 
     /* conditions */
-    const Filter *filter_for(uint key, const Reading &reading, size_t known_bytes, uint first_part);
+    const Filter *get_filter(uint key, const ReadSettings &settings, size_t known_bytes,
+                             uint first_part);
     void begin_cursor(uint key);
     void forget_condition();
 
     /* many ranges */
     void collect_ranges();
-    int ask_ranges();
-    int ask_collected(bool is_alone, bool *has_more);
-    int next_asked(range_id_t *range, Row *row, bool *is_end);
+    int request_ranges();
+    int request_collected(bool is_alone, bool *has_more);
+    int next_pending_row(range_id_t *range, Row *row, bool *is_end);
 
     Share *share_ = nullptr;
     std::vector<KeyCodec> keys_;
     RowCodec rows_;
-    Bytes scratch_; /* a record, for keys that the server gives */
-    Bytes primary_; /* of the row that was read or written last */
+    Bytes scratch_; /* a record, to unpack the server's keys */
+    Bytes primary_; /* primary key of the row that was read or written last */
     Bytes row_, key_, old_key_, new_primary_;
     uint16_t lock_flags_ = 0; /* SHARED, EXCLUSIVE, SKIP_LOCKED */
     uint16_t stored_lock_ = 0;
@@ -208,8 +210,8 @@ private:
     bool is_filter_made_ = false;
     Filter filter_;
 
-    std::vector<Asked> asked_;
-    size_t asked_at_ = 0;
+    std::vector<PendingRange> pending_;
+    size_t pending_index_ = 0;
     bool is_mrr_ = false, mrr_is_end_ = false;
     Bytes mrr_reply_;
     Reply mrr_answers_;

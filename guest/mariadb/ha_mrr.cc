@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Many ranges in one request.
  *
- * The ranges of a multi-range read are asked for RANGES at a time, each with a part of
- * REPLY_BYTES. A range that has more is read on by the cursor. Rows come range by range, so they
- * are in the order of the ranges.
+ * The ranges of a multi-range read are requested RANGES at a time, each with a part of REPLY_BYTES.
+ * The cursor reads the rest of a range that has more rows. Rows come range by range, so they are in
+ * the order of the ranges.
  */
 #include "ha_millrace.h"
 
@@ -14,7 +14,7 @@ namespace millrace {
 static constexpr size_t RANGES = 256;
 static constexpr uint32_t REPLY_BYTES = 1 << 20;
 
-/* Asks for all estimates that the server is about to ask for, in one request. */
+/* Requests all estimates that the server is about to need, in one request. */
 void ha_millrace::estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument, uint ranges,
                                uint mode)
 {
@@ -23,9 +23,9 @@ void ha_millrace::estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument,
     range_seq_t iterator = sequence->init(argument, ranges, mode);
     while (!sequence->next(iterator, &server_range) && wanted.size() < 100) {
         Range range;
-        range_between(key, &server_range.start_key, &server_range.end_key, &range);
+        make_range(key, &server_range.start_key, &server_range.end_key, &range);
         bool is_known, is_unique = (server_range.range_flag & UNIQUE_RANGE) != 0;
-        known_estimate(key, range, &is_known);
+        find_estimate(key, range, &is_known);
         if (!is_known && !is_unique)
             wanted.push_back(std::move(range));
     }
@@ -44,7 +44,7 @@ void ha_millrace::estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument,
     }
     Bytes body;
     Reply reply;
-    if (session()->send_apart(&batch, true, true, &body, &reply))
+    if (session()->send_outside(&batch, true, true, &body, &reply))
         return;
     Answer answer;
     for (size_t i = 0; i < wanted.size() && reply.next(&answer); i++) {
@@ -98,11 +98,11 @@ ha_rows ha_millrace::multi_range_read_info(uint key, uint ranges, uint rows, uin
 
 int ha_millrace::multi_range_read_explain_info(uint mode, char *text, size_t size)
 {
-    static const char what[] = "Millrace multi-range";
+    static const char name[] = "Millrace multi-range";
     if (mode & HA_MRR_USE_DEFAULT_IMPL)
         return 0;
-    size_t bytes = MY_MIN(sizeof(what) - 1, size);
-    memcpy(text, what, bytes);
+    size_t bytes = MY_MIN(sizeof(name) - 1, size);
+    memcpy(text, name, bytes);
     return static_cast<int>(bytes);
 }
 
@@ -112,8 +112,8 @@ int ha_millrace::multi_range_read_init(RANGE_SEQ_IF *sequence, void *argument, u
     int error = handler::multi_range_read_init(sequence, argument, ranges, mode, buffer);
     is_mrr_ = !(mode & HA_MRR_USE_DEFAULT_IMPL);
     mrr_is_end_ = mrr_in_cursor_ = mrr_has_more_ = false;
-    asked_.clear();
-    asked_at_ = 0;
+    pending_.clear();
+    pending_index_ = 0;
     mrr_rows_ = Rows();
     end_range = nullptr;
     return error;
@@ -122,84 +122,85 @@ int ha_millrace::multi_range_read_init(RANGE_SEQ_IF *sequence, void *argument, u
 /* Collects the next ranges of the sequence. */
 void ha_millrace::collect_ranges()
 {
-    asked_.clear();
-    asked_at_ = 0;
+    pending_.clear();
+    pending_index_ = 0;
     size_t bytes = 0;
-    while (asked_.size() < RANGES && bytes < REPLY_BYTES) {
+    while (pending_.size() < RANGES && bytes < REPLY_BYTES) {
         if (mrr_funcs.next(mrr_iter, &mrr_cur_range)) {
             mrr_is_end_ = true;
             return;
         }
-        asked_.emplace_back();
-        Asked &asked = asked_.back();
-        asked.id = mrr_cur_range.ptr;
+        pending_.emplace_back();
+        PendingRange &pending = pending_.back();
+        pending.id = mrr_cur_range.ptr;
         const key_range *low = &mrr_cur_range.start_key, *high = &mrr_cur_range.end_key;
         if (mrr_cur_range.range_flag & EQ_RANGE)
-            range_of(active_index, low->key, low->keypart_map, HA_READ_KEY_EXACT, &asked.range);
+            make_key_range(active_index, low->key, low->keypart_map, HA_READ_KEY_EXACT,
+                           &pending.range);
         else
-            range_between(active_index, low, high, &asked.range);
-        if (asked.range.is_empty) {
-            asked_.pop_back();
+            make_range(active_index, low, high, &pending.range);
+        if (pending.range.is_empty) {
+            pending_.pop_back();
             continue;
         }
-        bytes += asked.range.low.size() + asked.range.high.size() + sizeof(OpHeader);
+        bytes += pending.range.low.size() + pending.range.high.size() + sizeof(OpHeader);
     }
 }
 
-int ha_millrace::ask_collected(bool is_alone, bool *has_more)
+int ha_millrace::request_collected(bool is_alone, bool *has_more)
 {
     Session *session = this->session();
-    int error = session->settle();
+    int error = session->flush_buffered();
     if (error)
         return error;
-    Reading reading = this->reading(active_index, !reads_keys_only(active_index));
-    uint32_t share = REPLY_BYTES / static_cast<uint32_t>(asked_.size());
+    ReadSettings settings = this->read_settings(active_index, !reads_keys_only(active_index));
+    uint32_t share = REPLY_BYTES / static_cast<uint32_t>(pending_.size());
     /* The ranges are about the first column. */
-    const Filter *filter = filter_for(active_index, reading, 0, 1);
-    for (const Asked &asked : asked_)
-        add_read(session, asked.range, reading, 0, share < 4096 ? 4096 : share, filter, 0);
-    Sending sending;
-    sending.is_alone = is_alone;
-    error = session->send(sending, &mrr_reply_, &mrr_answers_);
+    const Filter *filter = get_filter(active_index, settings, 0, 1);
+    for (const PendingRange &pending : pending_)
+        add_read(session, pending.range, settings, 0, share < 4096 ? 4096 : share, filter, 0);
+    SendOptions options;
+    options.is_alone = is_alone;
+    error = session->send(options, &mrr_reply_, &mrr_answers_);
     if (error)
         return error;
-    Reply look = mrr_answers_;
+    Reply rest = mrr_answers_;
     Answer answer;
     *has_more = false;
     size_t answers = 0;
-    for (; look.next(&answer); answers++) {
+    for (; rest.next(&answer); answers++) {
         *has_more |= answer.more != 0;
         counters.rows_fetched += answer.rows;
     }
-    return answers == asked_.size()
+    return answers == pending_.size()
                ? 0
                : session->fail(HA_ERR_INTERNAL_ERROR, "",
                                "the host's reply to a read lacks answers", false);
 }
 
 /* Sends the next request, for all collected ranges. */
-int ha_millrace::ask_ranges()
+int ha_millrace::request_ranges()
 {
-    bool is_first = asked_.empty();
+    bool is_first = pending_.empty();
     collect_ranges();
-    if (asked_.empty())
+    if (pending_.empty())
         return 0;
     /* One range is a scan like any other. */
-    if (asked_.size() == 1 && !asked_[0].range.is_point) {
+    if (pending_.size() == 1 && !pending_[0].range.is_point) {
         is_end_bounded_ = false;
-        start_scan(active_index, std::move(asked_[0].range), false);
+        start_scan(active_index, std::move(pending_[0].range), false);
         mrr_in_cursor_ = true;
-        asked_at_ = 1;
+        pending_index_ = 1;
         return 0;
     }
     bool has_more, is_alone = is_first && mrr_is_end_ && may_be_alone() && session()->is_alone();
-    int error = ask_collected(is_alone, &has_more);
+    int error = request_collected(is_alone, &has_more);
     if (!error && is_alone && has_more)
-        error = ask_collected(false, &has_more);
+        error = request_collected(false, &has_more);
     return error;
 }
 
-int ha_millrace::next_asked(range_id_t *range, Row *row, bool *is_end)
+int ha_millrace::next_pending_row(range_id_t *range, Row *row, bool *is_end)
 {
     *is_end = false;
     for (;;) {
@@ -207,21 +208,21 @@ int ha_millrace::next_asked(range_id_t *range, Row *row, bool *is_end)
             bool is_range_end;
             begin_cursor(active_index);
             int error = cursor_.next(session(), row, &is_range_end);
-            *range = asked_[asked_at_ - 1].id;
+            *range = pending_[pending_index_ - 1].id;
             if (error || !is_range_end)
                 return error;
             mrr_in_cursor_ = false;
         }
         if (mrr_rows_.next(row)) {
-            Asked &asked = asked_[asked_at_ - 1];
-            *range = asked.id;
-            if (asked.range.is_point)
-                row->key = Slice(asked.range.low);
-            if (mrr_rows_.left() == 0 && mrr_has_more_) {
-                asked.range.low.assign(row->key.data, row->key.size);
-                asked.range.flags |= op_flag::LOW_OPEN;
-                cursor_.start(reading(active_index, !reads_keys_only(active_index)),
-                              std::move(asked.range), true, 0, false);
+            PendingRange &pending = pending_[pending_index_ - 1];
+            *range = pending.id;
+            if (pending.range.is_point)
+                row->key = Slice(pending.range.low);
+            if (mrr_rows_.remaining() == 0 && mrr_has_more_) {
+                pending.range.low.assign(row->key.data, row->key.size);
+                pending.range.flags |= op_flag::LOW_OPEN;
+                cursor_.start(read_settings(active_index, !reads_keys_only(active_index)),
+                              std::move(pending.range), true, 0, false);
                 mrr_in_cursor_ = true;
                 mrr_has_more_ = false;
             }
@@ -231,13 +232,13 @@ int ha_millrace::next_asked(range_id_t *range, Row *row, bool *is_end)
             return session()->fail(HA_ERR_INTERNAL_ERROR, "", "the host's rows make no sense",
                                    false);
         Answer answer;
-        if (asked_at_ < asked_.size() && mrr_answers_.next(&answer)) {
-            asked_at_++;
+        if (pending_index_ < pending_.size() && mrr_answers_.next(&answer)) {
+            pending_index_++;
             mrr_rows_ = Rows(answer.bytes, answer.rows);
             mrr_has_more_ = answer.more != 0;
             if (mrr_has_more_ && answer.rows == 0) {
-                cursor_.start(reading(active_index, !reads_keys_only(active_index)),
-                              std::move(asked_[asked_at_ - 1].range), true, 0, false);
+                cursor_.start(read_settings(active_index, !reads_keys_only(active_index)),
+                              std::move(pending_[pending_index_ - 1].range), true, 0, false);
                 mrr_in_cursor_ = true;
                 mrr_has_more_ = false;
             }
@@ -247,7 +248,7 @@ int ha_millrace::next_asked(range_id_t *range, Row *row, bool *is_end)
             *is_end = true;
             return 0;
         }
-        int error = ask_ranges();
+        int error = request_ranges();
         if (error)
             return error;
     }
@@ -260,16 +261,16 @@ int ha_millrace::multi_range_read_next(range_id_t *range)
     for (;;) {
         Row row;
         bool is_end;
-        int error = next_asked(range, &row, &is_end);
-        /* As the server's own calls do: a row that was deleted before is no reason to pass over
-         * this one. */
+        int error = next_pending_row(range, &row, &is_end);
+        /* As the server's own calls do: else the status of a row that was deleted before would make
+         * the server skip this one. */
         table->status = error || is_end ? STATUS_NOT_FOUND : 0;
         if (error || is_end)
             return error ? error : HA_ERR_END_OF_FILE;
         if (mrr_funcs.skip_record && mrr_funcs.skip_record(mrr_iter, *range, nullptr))
             continue;
         update_index_statistics();
-        error = give_row(row, active_index, table->record[0]);
+        error = decode_row(row, active_index, table->record[0]);
         if (!error && table->vfield)
             error = table->update_virtual_fields(this, VCOL_UPDATE_FOR_READ);
         return error;

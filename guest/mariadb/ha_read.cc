@@ -7,30 +7,30 @@
 namespace millrace {
 
 static constexpr ulonglong ESTIMATE_US = 1000000;
-static constexpr size_t MOST_ESTIMATES = 256;
+static constexpr size_t MAX_ESTIMATES = 256;
 
-/* --- what to read, and how --- */
+/* --- settings of a read --- */
 
 bool ha_millrace::reads_keys_only(uint key) const
 {
     return key != MAX_KEY && is_key_only_ && keys_[key].can_decode();
 }
 
-/* Settings for reading. `key` MAX_KEY: the rows in the order of the primary key. */
-Reading ha_millrace::reading(uint key, bool wants_rows) const
+/* Makes the settings of a read. `key` MAX_KEY: the rows in the order of the primary key. */
+ReadSettings ha_millrace::read_settings(uint key, bool wants_rows) const
 {
-    Reading reading;
-    reading.table = share_->table();
-    reading.index = key == MAX_KEY ? 0 : host_index(key);
-    reading.flags = lock_flags_;
-    if (reading.index != 0 && wants_rows)
-        reading.flags |= op_flag::FETCH;
-    else if (reading.index == 0 && !wants_rows)
-        reading.flags |= op_flag::KEYS_ONLY;
-    return reading;
+    ReadSettings settings;
+    settings.table = share_->table();
+    settings.index = key == MAX_KEY ? 0 : host_index(key);
+    settings.flags = lock_flags_;
+    if (settings.index != 0 && wants_rows)
+        settings.flags |= op_flag::FETCH;
+    else if (settings.index == 0 && !wants_rows)
+        settings.flags |= op_flag::KEYS_ONLY;
+    return settings;
 }
 
-/* Whether a request of its own will do: a plain SELECT of one table that reads once. */
+/* Whether a read needs no transaction: a plain SELECT of one table that reads once. */
 bool ha_millrace::may_be_alone()
 {
     THD *thd = ha_thd();
@@ -41,7 +41,7 @@ bool ha_millrace::may_be_alone()
            !select->next_select();
 }
 
-/* Most rows that the statement wants, where that is plain; 0: not known. Used only for the size
+/* Limit of the rows that the statement wants; 0: not known. Used only for the size
  * of the first batch: with conditions of the server's own, or joins, it takes more rows of a
  * table. The limit of a sorted or counted result does not limit a scan of all rows. */
 uint32_t ha_millrace::row_limit(bool is_all)
@@ -65,15 +65,15 @@ uint32_t ha_millrace::row_limit(bool is_all)
 
 /* Number of stored columns that must be unpacked. A row that is changed is needed whole.
  * Computed for each row, since the server changes its mind in the middle of a scan (filesort). */
-size_t ha_millrace::fields_needed() const
+size_t ha_millrace::count_needed_fields() const
 {
-    return is_write_locked_ || table->vfield ? rows_.fields() : rows_.needed(table->read_set);
+    return is_write_locked_ || table->vfield ? rows_.fields() : rows_.count_needed(table->read_set);
 }
 
-int ha_millrace::range_of(uint key, const uchar *image, key_part_map parts, ha_rkey_function find,
-                          Range *range)
+int ha_millrace::make_key_range(uint key, const uchar *image, key_part_map parts,
+                                ha_rkey_function find, Range *range)
 {
-    range->all();
+    range->set_all();
     Bytes prefix;
     bool has_null = keys_[key].encode_image(image, parts, scratch_.data(), &prefix);
     key_part_map all = make_prev_keypart_map(table->key_info[key].user_defined_key_parts);
@@ -126,9 +126,9 @@ void ha_millrace::add_bound(uint key, const key_range *bound, bool is_low, Range
     range->flags |= bound->flag == HA_READ_BEFORE_KEY ? op_flag::HIGH_OPEN : op_flag::HIGH_PREFIX;
 }
 
-void ha_millrace::range_between(uint key, const key_range *low, const key_range *high, Range *range)
+void ha_millrace::make_range(uint key, const key_range *low, const key_range *high, Range *range)
 {
-    range->all();
+    range->set_all();
     if (low && low->keypart_map)
         add_bound(key, low, true, range);
     if (high && high->keypart_map)
@@ -146,7 +146,7 @@ void ha_millrace::bound_by_end_range(uint key, Range *range)
 
 /* --- rows --- */
 
-int ha_millrace::give_row(const Row &row, uint key, uchar *buf)
+int ha_millrace::decode_row(const Row &row, uint key, uchar *buf)
 {
     bool is_key_only = reads_keys_only(key);
     uint8_t index = key == MAX_KEY ? 0 : host_index(key);
@@ -154,14 +154,14 @@ int ha_millrace::give_row(const Row &row, uint key, uchar *buf)
     primary_.assign(primary.data, primary.size);
     is_positioned_ = false;
     bool is_good = is_key_only ? keys_[key].decode(row.key, buf)
-                               : rows_.decode(row.value, buf, fields_needed());
+                               : rows_.decode(row.value, buf, count_needed_fields());
     return is_good ? 0
                    : session()->fail(HA_ERR_CRASHED, "", "a stored row cannot be unpacked", false);
 }
 
 int ha_millrace::start_scan(uint key, Range &&range, bool is_large)
 {
-    cursor_.start(reading(key, !reads_keys_only(key)), std::move(range), is_large,
+    cursor_.start(read_settings(key, !reads_keys_only(key)), std::move(range), is_large,
                   row_limit(key == MAX_KEY), may_be_alone());
     return 0;
 }
@@ -175,7 +175,7 @@ int ha_millrace::next_row(uchar *buf)
     int error = cursor_.next(session(), &row, &is_end);
     if (error || is_end)
         return error ? error : HA_ERR_END_OF_FILE;
-    return give_row(row, key, buf);
+    return decode_row(row, key, buf);
 }
 
 int ha_millrace::index_init(uint, bool)
@@ -186,7 +186,7 @@ int ha_millrace::index_init(uint, bool)
 
 int ha_millrace::index_end()
 {
-    cursor_.drop_ahead();
+    cursor_.drop_read_ahead();
     return 0;
 }
 
@@ -196,7 +196,7 @@ int ha_millrace::index_read_map(uchar *buf, const uchar *key, key_part_map parts
     Range range;
     if (!key)
         return index_first(buf);
-    int error = range_of(active_index, key, parts, find, &range);
+    int error = make_key_range(active_index, key, parts, find, &range);
     if (error)
         return error;
     bound_by_end_range(active_index, &range);
@@ -210,8 +210,8 @@ int ha_millrace::index_read_last_map(uchar *buf, const uchar *key, key_part_map 
     return index_read_map(buf, key, parts, HA_READ_PREFIX_LAST);
 }
 
-/* The range of a lookup ends before the index does: a caller that goes on wants the entries
- * behind it. */
+/* Reads the next row. The range of a lookup ends before the index does: a caller that goes on gets
+ * the entries behind it. */
 int ha_millrace::index_next(uchar *buf)
 {
     if (cursor_.is_backward())
@@ -220,7 +220,7 @@ int ha_millrace::index_next(uchar *buf)
     if (error != HA_ERR_END_OF_FILE || (is_end_bounded_ && end_range) || !cursor_.has_row() ||
         !cursor_.is_bounded())
         return error;
-    cursor_.open_end();
+    cursor_.drop_end();
     return next_row(buf);
 }
 
@@ -231,14 +231,14 @@ int ha_millrace::index_prev(uchar *buf)
     int error = next_row(buf);
     if (error != HA_ERR_END_OF_FILE || !cursor_.has_row() || !cursor_.is_bounded())
         return error;
-    cursor_.open_end();
+    cursor_.drop_end();
     return next_row(buf);
 }
 
 int ha_millrace::index_first(uchar *buf)
 {
     Range range;
-    range.all();
+    range.set_all();
     bound_by_end_range(active_index, &range);
     start_scan(active_index, std::move(range), !end_range);
     return next_row(buf);
@@ -247,7 +247,7 @@ int ha_millrace::index_first(uchar *buf)
 int ha_millrace::index_last(uchar *buf)
 {
     Range range;
-    range.all();
+    range.set_all();
     range.flags |= op_flag::BACKWARD;
     is_end_bounded_ = false;
     start_scan(active_index, std::move(range), false);
@@ -268,13 +268,13 @@ int ha_millrace::rnd_init(bool scan)
     if (!scan)
         return 0;
     Range range;
-    range.all();
+    range.set_all();
     return start_scan(MAX_KEY, std::move(range), true);
 }
 
 int ha_millrace::rnd_end()
 {
-    cursor_.drop_ahead();
+    cursor_.drop_read_ahead();
     return 0;
 }
 
@@ -282,19 +282,20 @@ int ha_millrace::rnd_next(uchar *buf) { return next_row(buf); }
 
 /* --- positions --- */
 
-/* Position of the row that was read or written last; the record may lack columns of the primary
- * key. When it is requested again and no row was read meanwhile, the row may have come out of a
- * join buffer, where its position was: the server has put that back. */
+/* Writes the position of the row that was read or written last; the record may lack columns of the
+ * primary key. When the position is requested again and no row was read meanwhile, the row may have
+ * come out of a join buffer together with its position, which the server has restored. */
 void ha_millrace::position(const uchar *)
 {
     if (is_positioned_)
         return;
     is_positioned_ = true;
-    size_t most = ref_length - 2, size = primary_.size() < most ? primary_.size() : most;
+    size_t max_bytes = ref_length - 2,
+           size = primary_.size() < max_bytes ? primary_.size() : max_bytes;
     memset(ref, 0, ref_length);
     if (size)
         memcpy(ref, primary_.data(), size);
-    int2store(ref + most, static_cast<uint16>(size));
+    int2store(ref + max_bytes, static_cast<uint16>(size));
 }
 
 int ha_millrace::cmp_ref(const uchar *a, const uchar *b) { return memcmp(a, b, ref_length); }
@@ -305,21 +306,21 @@ int ha_millrace::rnd_pos(uchar *buf, uchar *position)
     if (size > ref_length - 2)
         return HA_ERR_KEY_NOT_FOUND;
     Range range;
-    range.all();
+    range.set_all();
     range.is_point = true;
     range.low.assign(position, size);
-    cursor_.start(reading(MAX_KEY, true), std::move(range), false, 1, false);
+    cursor_.start(read_settings(MAX_KEY, true), std::move(range), false, 1, false);
     Row row;
     bool is_end;
     int error = cursor_.next(session(), &row, &is_end);
     if (error || is_end)
         return error ? error : HA_ERR_KEY_NOT_FOUND;
-    return give_row(row, MAX_KEY, buf);
+    return decode_row(row, MAX_KEY, buf);
 }
 
 /* --- estimates --- */
 
-ha_rows ha_millrace::known_estimate(uint key, const Range &range, bool *is_known)
+ha_rows ha_millrace::find_estimate(uint key, const Range &range, bool *is_known)
 {
     ulonglong now = my_hrtime().val;
     *is_known = true;
@@ -335,7 +336,7 @@ ha_rows ha_millrace::known_estimate(uint key, const Range &range, bool *is_known
 
 void ha_millrace::keep_estimate(uint key, const Range &range, ha_rows rows)
 {
-    if (estimates_.size() >= MOST_ESTIMATES)
+    if (estimates_.size() >= MAX_ESTIMATES)
         estimates_.clear();
     estimates_.emplace_back();
     Estimate &known = estimates_.back();
@@ -351,9 +352,9 @@ ha_rows ha_millrace::records_in_range(uint key, const key_range *low, const key_
                                       page_range *)
 {
     Range range;
-    range_between(key, low, high, &range);
+    make_range(key, low, high, &range);
     bool is_known;
-    ha_rows rows = known_estimate(key, range, &is_known);
+    ha_rows rows = find_estimate(key, range, &is_known);
     if (is_known)
         return rows;
     Op op;

@@ -9,7 +9,7 @@ namespace millrace {
 
 int ha_millrace::create(const char *name, TABLE *form, HA_CREATE_INFO *info)
 {
-    Session *session = Session::of(ha_thd());
+    Session *session = Session::get(ha_thd());
     for (uint i = 0; i < form->s->keys; i++) {
         const KEY &key = form->key_info[i];
         if (key.flags & (HA_FULLTEXT | HA_SPATIAL) || key.algorithm == HA_KEY_ALG_FULLTEXT ||
@@ -44,7 +44,7 @@ static int drop_by_name(Session *session, const std::string &name)
 
 int ha_millrace::delete_table(const char *name)
 {
-    return drop_by_name(Session::of(ha_thd()), table_name(name));
+    return drop_by_name(Session::get(ha_thd()), table_name(name));
 }
 
 int ha_millrace::rename_table(const char *from, const char *to)
@@ -55,7 +55,7 @@ int ha_millrace::rename_table(const char *from, const char *to)
     op.key = Slice(reinterpret_cast<const uint8_t *>(old_name.data()), old_name.size());
     op.value = Slice(reinterpret_cast<const uint8_t *>(new_name.data()), new_name.size());
     Bytes body;
-    return Session::of(ha_thd())->send_alone(op, false, false, &body, nullptr);
+    return Session::get(ha_thd())->send_alone(op, false, false, &body, nullptr);
 }
 
 int ha_millrace::truncate()

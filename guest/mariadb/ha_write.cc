@@ -10,17 +10,17 @@
 
 namespace millrace {
 
-int ha_millrace::too_big(const char *what, size_t bytes, size_t most)
+int ha_millrace::fail_too_big(const char *subject, size_t bytes, size_t max_bytes)
 {
     char text[160];
-    snprintf(text, sizeof(text), "%s of %zu bytes is too long, at most %zu can be stored", what,
-             bytes, most);
+    snprintf(text, sizeof(text), "%s of %zu bytes is too long, at most %zu can be stored", subject,
+             bytes, max_bytes);
     return session()->fail(HA_ERR_TO_BIG_ROW, "", text, false);
 }
 
-/* Whether the statement has to know of duplicates at once. An update that changes no unique key
- * meets none. */
-bool ha_millrace::waits_for_answer(bool is_insert)
+/* Whether the statement has to know of duplicates at once. An update that changes no unique key has
+ * none. */
+bool ha_millrace::must_wait_for_answer(bool is_insert)
 {
     THD *thd = ha_thd();
     if (!is_insert || !buffers_writes(thd))
@@ -31,47 +31,49 @@ bool ha_millrace::waits_for_answer(bool is_insert)
     return !is_bulk_ && !is_copy_ && session()->is_long() && !session()->buffers_transaction();
 }
 
-int ha_millrace::primary_of(const uchar *record, Bytes *primary)
+int ha_millrace::encode_primary(const uchar *record, Bytes *primary)
 {
     primary->clear();
     if (has_primary()) {
         keys_[table_share->primary_key].encode(record, primary);
         return primary->size() <= MAX_KEY_BYTES ? 0
-                                                : too_big("a key", primary->size(), MAX_KEY_BYTES);
+                                                : fail_too_big("a key", primary->size(),
+                                                               MAX_KEY_BYTES);
     }
     primary->assign(primary_);
     return 0;
 }
 
-/* `is_own`: whether the primary key behind it makes it unique. */
+/* Encodes a key. `has_primary_suffix`: the primary key is behind it and makes it unique. */
 int ha_millrace::encode_key(uint key, const uchar *record, const Bytes &primary, Bytes *out,
-                            bool *is_own)
+                            bool *has_primary_suffix)
 {
     out->clear();
     bool has_null = keys_[key].encode(record, out);
-    *is_own = has_null || !keys_[key].is_unique();
-    if (*is_own)
+    *has_primary_suffix = has_null || !keys_[key].is_unique();
+    if (*has_primary_suffix)
         out->append(primary);
-    return out->size() <= MAX_KEY_BYTES ? 0 : too_big("a key", out->size(), MAX_KEY_BYTES);
+    return out->size() <= MAX_KEY_BYTES ? 0 : fail_too_big("a key", out->size(), MAX_KEY_BYTES);
 }
 
-void ha_millrace::add_write(uint8_t kind, uint8_t index, bool is_own, Slice key, Slice value)
+void ha_millrace::add_write(uint8_t kind, uint8_t index, bool has_primary_suffix, Slice key,
+                            Slice value)
 {
     Op op;
     op.kind = kind;
     op.index = index;
-    op.flags = is_own ? op_flag::NO_LOCK : 0;
+    op.flags = has_primary_suffix ? op_flag::NO_LOCK : 0;
     op.table = share_->table();
     op.key = key;
     op.value = value;
     session()->add(op);
 }
 
-/* Makes room for this many bytes. */
+/* Makes room for this many bytes in the batch, and begins a write. */
 int ha_millrace::prepare_write(size_t bytes, bool is_insert)
 {
     Session *session = this->session();
-    int error = waits_for_answer(is_insert) || !is_insert ? session->settle() : 0;
+    int error = must_wait_for_answer(is_insert) || !is_insert ? session->flush_buffered() : 0;
     if (error)
         return error;
     if (!session->has_room(bytes)) {
@@ -79,9 +81,9 @@ int ha_millrace::prepare_write(size_t bytes, bool is_insert)
         if (error)
             return error;
         if (is_copy_)
-            session->enter(ha_thd());
+            session->enter_statement(ha_thd());
     }
-    return session->before_write(is_insert);
+    return session->begin_write(is_insert);
 }
 
 int ha_millrace::insert_keys(const uchar *record, const Bytes &primary, bool unique_ones)
@@ -89,11 +91,11 @@ int ha_millrace::insert_keys(const uchar *record, const Bytes &primary, bool uni
     for (uint key = 0; key < table_share->keys; key++) {
         if (is_primary(key) || keys_[key].is_unique() != unique_ones)
             continue;
-        bool is_own;
-        int error = encode_key(key, record, primary, &key_, &is_own);
+        bool has_primary_suffix;
+        int error = encode_key(key, record, primary, &key_, &has_primary_suffix);
         if (error)
             return error;
-        add_write(op::INSERT, host_index(key), is_own, Slice(key_), Slice(primary));
+        add_write(op::INSERT, host_index(key), has_primary_suffix, Slice(key_), Slice(primary));
     }
     return 0;
 }
@@ -104,17 +106,17 @@ int ha_millrace::finish_write(bool waits, uint64_t savepoint, Bytes *primary)
     Session *session = this->session();
     int error = 0;
     if (waits) {
-        Sending sending;
-        sending.waiting = this;
+        SendOptions options;
+        options.writer = this;
         Reply reply;
         Bytes body;
-        error = session->send(sending, &body, &reply);
+        error = session->send(options, &body, &reply);
         if (error == HA_ERR_FOUND_DUPP_KEY && savepoint)
             session->roll_back_to(savepoint);
     } else if (session->batch_bytes() >= batch_bytes(ha_thd())) {
         error = is_copy_ ? session->commit(true) : session->flush();
         if (is_copy_ && !error)
-            session->enter(ha_thd());
+            session->enter_statement(ha_thd());
     }
     if (!error) {
         primary_.assign(*primary);
@@ -131,7 +133,7 @@ int ha_millrace::write_row(const uchar *record)
         return error;
     Session *session = this->session();
     if (has_primary()) {
-        if ((error = primary_of(record, &new_primary_)))
+        if ((error = encode_primary(record, &new_primary_)))
             return error;
     } else {
         uint64_t id;
@@ -144,11 +146,11 @@ int ha_millrace::write_row(const uchar *record)
     row_.clear();
     rows_.encode(record, &row_);
     if (row_.size() > MAX_VALUE_BYTES)
-        return too_big("a row", row_.size(), MAX_VALUE_BYTES);
+        return fail_too_big("a row", row_.size(), MAX_VALUE_BYTES);
     if ((error = prepare_write(row_.size() + 2 * table_share->keys * (256 + new_primary_.size()),
                                true)))
         return error;
-    bool waits = waits_for_answer(true);
+    bool waits = must_wait_for_answer(true);
     uint64_t savepoint = waits && ignores_duplicates_ && table_share->keys + !has_primary() > 1
                              ? session->set_savepoint()
                              : 0;
@@ -159,27 +161,27 @@ int ha_millrace::write_row(const uchar *record)
         (error = insert_keys(record, new_primary_, false)))
         return error;
     if (is_auto)
-        saw_auto(table->next_number_field);
+        note_auto(table->next_number_field);
     return finish_write(waits, savepoint, &new_primary_);
 }
 
 int ha_millrace::replace_key(uint key, const uchar *old_record, const uchar *new_record,
                              const Bytes &old_primary, const Bytes &new_primary)
 {
-    bool was_own, is_own;
-    int error = encode_key(key, old_record, old_primary, &old_key_, &was_own);
+    bool had_primary_suffix, has_primary_suffix;
+    int error = encode_key(key, old_record, old_primary, &old_key_, &had_primary_suffix);
     if (!error)
-        error = encode_key(key, new_record, new_primary, &key_, &is_own);
+        error = encode_key(key, new_record, new_primary, &key_, &has_primary_suffix);
     if (error)
         return error;
     uint8_t index = host_index(key);
     if (old_key_.equals(key_)) {
         if (!old_primary.equals(new_primary))
-            add_write(op::UPDATE, index, is_own, Slice(key_), Slice(new_primary));
+            add_write(op::UPDATE, index, has_primary_suffix, Slice(key_), Slice(new_primary));
         return 0;
     }
-    add_write(op::DELETE, index, was_own, Slice(old_key_), Slice());
-    add_write(op::INSERT, index, is_own, Slice(key_), Slice(new_primary));
+    add_write(op::DELETE, index, had_primary_suffix, Slice(old_key_), Slice());
+    add_write(op::INSERT, index, has_primary_suffix, Slice(key_), Slice(new_primary));
     return 0;
 }
 
@@ -202,15 +204,15 @@ bool ha_millrace::may_meet_duplicates(const uchar *old_record, const uchar *new_
 int ha_millrace::update_row(const uchar *old_record, const uchar *new_record)
 {
     Bytes old_primary;
-    int error = primary_of(old_record, &old_primary);
+    int error = encode_primary(old_record, &old_primary);
     if (!error)
-        error = primary_of(new_record, &new_primary_);
+        error = encode_primary(new_record, &new_primary_);
     if (error)
         return error;
     row_.clear();
     rows_.encode(new_record, &row_);
     if (row_.size() > MAX_VALUE_BYTES)
-        return too_big("a row", row_.size(), MAX_VALUE_BYTES);
+        return fail_too_big("a row", row_.size(), MAX_VALUE_BYTES);
     Session *session = this->session();
     if ((error = prepare_write(row_.size() + 4 * table_share->keys * (256 + new_primary_.size()),
                                false)))
@@ -231,14 +233,14 @@ int ha_millrace::update_row(const uchar *old_record, const uchar *new_record)
             return error;
     if (table->found_next_number_field && new_record == table->record[0] &&
         bitmap_is_set(table->write_set, table->found_next_number_field->field_index))
-        saw_auto(table->found_next_number_field);
-    return finish_write(may_meet || waits_for_answer(false), savepoint, &new_primary_);
+        note_auto(table->found_next_number_field);
+    return finish_write(may_meet || must_wait_for_answer(false), savepoint, &new_primary_);
 }
 
 int ha_millrace::delete_row(const uchar *record)
 {
     Bytes primary;
-    int error = primary_of(record, &primary);
+    int error = encode_primary(record, &primary);
     if (!error)
         error = prepare_write(2 * table_share->keys * (256 + primary.size()), false);
     if (error)
@@ -247,19 +249,20 @@ int ha_millrace::delete_row(const uchar *record)
     add_write(op::DELETE, 0, false, Slice(primary), Slice());
     counters.rows_sent++;
     for (uint key = 0; key < table_share->keys; key++) {
-        bool is_own;
+        bool has_primary_suffix;
         if (is_primary(key))
             continue;
-        if ((error = encode_key(key, record, primary, &key_, &is_own)))
+        if ((error = encode_key(key, record, primary, &key_, &has_primary_suffix)))
             return error;
-        add_write(op::DELETE, host_index(key), is_own, Slice(key_), Slice());
+        add_write(op::DELETE, host_index(key), has_primary_suffix, Slice(key_), Slice());
     }
     return finish_write(false, 0, &primary);
 }
 
 void ha_millrace::start_bulk_insert(ha_rows, uint) { is_bulk_ = true; }
 
-/* Inside a longer transaction, the statement learns of duplicates here. */
+/* Sends the rows of a bulk insert inside a longer transaction: the statement learns of duplicates
+ * here. */
 int ha_millrace::end_bulk_insert()
 {
     is_bulk_ = false;
@@ -294,7 +297,7 @@ void ha_millrace::report_duplicate(const Op &op, const Op &first)
 /* --- AUTO_INCREMENT --- */
 
 /* Value of a column; 0 if it is negative: the counter goes up from 1. */
-static uint64_t positive(Field *field)
+static uint64_t get_positive(Field *field)
 {
     longlong value = field->val_int();
     return value > 0 || static_cast<Field_num *>(field)->unsigned_flag
@@ -302,24 +305,24 @@ static uint64_t positive(Field *field)
                : 0;
 }
 
-void ha_millrace::saw_auto(Field *field) { share_->saw_auto(positive(field)); }
+void ha_millrace::note_auto(Field *field) { share_->note_auto(get_positive(field)); }
 
 /* Finds the largest value in the table, by the key that begins with the column. */
 int ha_millrace::find_largest_auto()
 {
     uint key = table_share->next_number_index;
     Range range;
-    range.all();
+    range.set_all();
     if (!(table->key_info[key].key_part[0].key_part_flag & HA_REVERSE_SORT))
         range.flags |= op_flag::BACKWARD;
-    Reading reading = this->reading(key, true);
-    reading.flags &=
+    ReadSettings settings = this->read_settings(key, true);
+    settings.flags &=
         static_cast<uint16_t>(~(op_flag::SHARED | op_flag::EXCLUSIVE | op_flag::SKIP_LOCKED));
     Op op;
     op.kind = op::SCAN;
-    op.index = reading.index;
-    op.table = reading.table;
-    op.flags = reading.flags | range.flags;
+    op.index = settings.index;
+    op.table = settings.table;
+    op.flags = settings.flags | range.flags;
     op.extra = limits(1, 0);
     Bytes body;
     Answer answer;
@@ -334,21 +337,21 @@ int ha_millrace::find_largest_auto()
         Field *field = table->found_next_number_field;
         my_ptrdiff_t offset = record - table->record[0];
         field->move_field_offset(offset);
-        largest = positive(field);
+        largest = get_positive(field);
         field->move_field_offset(-offset);
     }
-    share_->know_largest(largest);
+    share_->set_largest(largest);
     return 0;
 }
 
 void ha_millrace::get_auto_increment(ulonglong offset, ulonglong increment, ulonglong wanted,
                                      ulonglong *first, ulonglong *reserved)
 {
-    uint64_t at = 0, count = 0;
+    uint64_t start = 0, count = 0;
     int error = share_->needs_largest() ? find_largest_auto() : 0;
     if (!error)
-        error = share_->take_auto(session(), offset, increment, wanted, &at, &count);
-    *first = error ? ULONGLONG_MAX : at;
+        error = share_->take_auto(session(), offset, increment, wanted, &start, &count);
+    *first = error ? ULONGLONG_MAX : start;
     *reserved = error ? 0 : count;
 }
 

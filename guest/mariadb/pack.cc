@@ -24,7 +24,7 @@ static bool is_varying(const Field *field)
     return field->real_type() == MYSQL_TYPE_VARCHAR && !(field->flags & BLOB_FLAG);
 }
 
-/* A key of MariaDB may be several thousand bytes long, its weights more. */
+/* Buffer for weights: those of a key are too long for the stack. */
 static Bytes *scratch_bytes()
 {
     static thread_local Bytes bytes;
@@ -37,14 +37,14 @@ void KeyCodec::open(KEY *key, bool is_unique)
     key_ = key;
     is_unique_ = is_unique;
     parts_.assign(key->user_defined_key_parts, Part());
-    most_bytes_ = 0;
+    max_bytes_ = 0;
     for (uint i = 0; i < key->user_defined_key_parts; i++) {
         Part *part = &parts_[i];
         open_part(&key->key_part[i], part);
         size_t weights = part->out_bytes;
         if (part->kind == Kind::TEXT_PAD || part->kind == Kind::TEXT_NO_PAD)
             weights = encoded_bytes(weights, part->space.segment());
-        most_bytes_ += weights + (part->is_nullable ? 1 : 0);
+        max_bytes_ += weights + (part->is_nullable ? 1 : 0);
     }
 }
 
@@ -116,8 +116,8 @@ Slice KeyCodec::text(const Part &part, my_ptrdiff_t offset)
         size = field->pack_length();
     }
     if (cs->mbmaxlen > 1) {
-        size_t most = cs->charpos(at, at + size, part.chars);
-        size = most < size ? most : size;
+        size_t max_len = cs->charpos(at, at + size, part.chars);
+        size = max_len < size ? max_len : size;
     } else if (size > part.bytes) {
         size = part.bytes;
     }
@@ -187,7 +187,7 @@ bool KeyCodec::encode_part(const Part &part, const uchar *record, Bytes *out) co
 bool KeyCodec::encode(const uchar *record, Bytes *out) const
 {
     bool has_null = false;
-    out->reserve(most_bytes_ < 4096 ? most_bytes_ : 4096);
+    out->reserve(max_bytes_ < 4096 ? max_bytes_ : 4096);
     for (const Part &part : parts_)
         has_null |= encode_part(part, record, out);
     return has_null;
@@ -287,17 +287,17 @@ void RowCodec::encode(const uchar *record, Bytes *out) const
     for (Field *field : fields_) {
         if (field->null_ptr && (field->null_ptr[offset] & field->null_bit))
             continue;
-        size_t most = field->pack_length() + 16;
+        size_t max_len = field->pack_length() + 16;
         if (field->flags & BLOB_FLAG)
-            most += static_cast<Field_blob *>(field)->get_length(field->ptr + offset);
+            max_len += static_cast<Field_blob *>(field)->get_length(field->ptr + offset);
         size_t start = out->size();
-        uint8_t *to = out->grow(most);
+        uint8_t *to = out->grow(max_len);
         uchar *end = field->pack(to, field->ptr + offset, UINT_MAX);
         out->shrink_to(start + static_cast<size_t>(end - to));
     }
 }
 
-bool RowCodec::decode(Slice row, uchar *record, size_t most_fields) const
+bool RowCodec::decode(Slice row, uchar *record, size_t max_fields) const
 {
     my_ptrdiff_t offset = record - table_->record[0];
     size_t null_bytes = table_->s->null_bytes;
@@ -305,7 +305,7 @@ bool RowCodec::decode(Slice row, uchar *record, size_t most_fields) const
         return false;
     memcpy(record, row.data, null_bytes);
     const uchar *at = row.data + null_bytes, *end = row.data + row.size;
-    for (size_t i = 0; i < most_fields && at; i++) {
+    for (size_t i = 0; i < max_fields && at; i++) {
         Field *field = fields_[i];
         if (field->null_ptr && (field->null_ptr[offset] & field->null_bit)) {
             /* The content of a NULL column is never read, but a blob's pointer is copied. */
@@ -322,12 +322,12 @@ bool RowCodec::decode(Slice row, uchar *record, size_t most_fields) const
     return at != nullptr;
 }
 
-size_t RowCodec::needed(const MY_BITMAP *columns) const
+size_t RowCodec::count_needed(const MY_BITMAP *columns) const
 {
-    size_t most = fields_.size();
-    while (most > 0 && !bitmap_is_set(columns, fields_[most - 1]->field_index))
-        most--;
-    return most;
+    size_t count = fields_.size();
+    while (count > 0 && !bitmap_is_set(columns, fields_[count - 1]->field_index))
+        count--;
+    return count;
 }
 
 } // namespace millrace

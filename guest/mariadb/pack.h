@@ -31,14 +31,13 @@ class KeyCodec {
 public:
     void open(KEY *key, bool is_unique);
 
-    /* Encodes the whole key of a record at `record`, or its parts only. Returns whether a part
-     * was NULL. */
+    /* Encodes the parts of the key of a record. Returns whether a part was NULL. */
     bool encode(const uchar *record, Bytes *out) const;
-    /* Encodes a key as the server gives it, or the first parts of one. `scratch` is a record to
-     * unpack it in. Returns whether a part was NULL. */
+    /* Encodes the first parts of a key in the server's format. `scratch` is a record to unpack it
+     * in. Returns whether a part was NULL. */
     bool encode_image(const uchar *image, key_part_map parts, uchar *scratch, Bytes *out) const;
     /* Most bytes of an encoded key. */
-    size_t most_bytes() const { return most_bytes_; }
+    size_t max_bytes() const { return max_bytes_; }
     /* Whether equal keys are an error. */
     bool is_unique() const { return is_unique_; }
 
@@ -51,7 +50,7 @@ public:
     Field *field(uint n) const { return parts_[n].field; }
     bool is_nullable(uint n) const { return parts_[n].is_nullable; }
     bool is_downward(uint n) const { return parts_[n].is_downward; }
-    /* Bytes of any value, without the one of NULL; 0: they differ. */
+    /* Length of any value in bytes, without the byte for NULL; 0: values differ in length. */
     uint fixed_bytes(uint n) const
     {
         return parts_[n].kind == Kind::FIXED ? parts_[n].out_bytes : 0;
@@ -60,7 +59,7 @@ public:
     {
         encode_part(parts_[n], record, out);
     }
-    /* Fills in the columns of the key; false: these bytes are no key. */
+    /* Decodes a key into the columns of a record; false: these bytes are no key. */
     bool decode(Slice key, uchar *record) const;
 
 private:
@@ -75,9 +74,9 @@ private:
         KEY_PART_INFO *info;
         Field *field;
         Kind kind;
-        uint bytes;     /* in a record; of a prefix */
-        uint chars;     /* most of them */
-        uint out_bytes; /* FIXED, RAW, TEXT_FIXED: encoded */
+        uint bytes;     /* length in a record, or of a prefix */
+        uint chars;     /* most characters */
+        uint out_bytes; /* FIXED, RAW, TEXT_FIXED: encoded length */
         Space space;
         bool is_nullable;
         bool is_downward;
@@ -95,10 +94,10 @@ private:
     KEY *key_ = nullptr;
     bool is_unique_ = false;
     std::vector<Part> parts_;
-    size_t most_bytes_ = 0;
+    size_t max_bytes_ = 0;
 };
 
-/* Whether keys can have such a part, and whether it can be read back. */
+/* Whether the value of a part can be decoded from a key. */
 bool is_decodable(const KEY_PART_INFO *part);
 /* Reads one value that Field::sort_string() wrote. */
 bool decode_value(Field *field, const uint8_t *from, uint bytes, my_ptrdiff_t offset);
@@ -107,13 +106,13 @@ class RowCodec {
 public:
     void open(TABLE *table);
     void encode(const uchar *record, Bytes *out) const;
-    /* Unpacks a row. Columns behind `most_fields` of the stored ones are left alone. Blobs then
+    /* Unpacks a row. Columns behind `max_fields` of the stored ones are left alone. Blobs then
      * point into `row`. */
-    bool decode(Slice row, uchar *record, size_t most_fields) const;
+    bool decode(Slice row, uchar *record, size_t max_fields) const;
     size_t fields() const { return fields_.size(); }
-    const std::vector<Field *> &stored() const { return fields_; }
+    const std::vector<Field *> &stored_fields() const { return fields_; }
     /* Number of stored columns that must be read for these columns. */
-    size_t needed(const MY_BITMAP *columns) const;
+    size_t count_needed(const MY_BITMAP *columns) const;
 
 private:
     TABLE *table_ = nullptr;

@@ -18,7 +18,7 @@ static char *address;
 static char *ring;
 static ulong spin_us;
 static ulong reconnect_timeout;
-static ulong pool_most;
+static ulong max_pool;
 
 static int check_address(THD *, st_mysql_sys_var *, void *save, st_mysql_value *value)
 {
@@ -50,7 +50,7 @@ static MYSQL_SYSVAR_ULONG(
     reconnect_timeout, reconnect_timeout, PLUGIN_VAR_RQCMDARG,
     "How many seconds a broken connection to the host is tried again before statements fail",
     nullptr, nullptr, 30, 1, 3600, 0);
-static MYSQL_SYSVAR_ULONG(pool_size, pool_most, PLUGIN_VAR_RQCMDARG,
+static MYSQL_SYSVAR_ULONG(pool_size, max_pool, PLUGIN_VAR_RQCMDARG,
                           "How many idle connections to the host are kept for sessions that come",
                           nullptr, nullptr, 32, 0, 1024, 0);
 static MYSQL_THDVAR_BOOL(
@@ -103,7 +103,7 @@ static st_mysql_sys_var *variables[] = {
     nullptr,
 };
 
-static std::string spelt(const char *text)
+static std::string normalize_word(const char *text)
 {
     for (const char *word : {"auto", "off"})
         if (!text || strcasecmp(text, word) == 0)
@@ -111,19 +111,19 @@ static std::string spelt(const char *text)
     return text;
 }
 
-/* SET GLOBAL frees the old texts. */
-Way way_to_host()
+/* Copies the settings under the lock: SET GLOBAL frees the old texts. */
+Endpoint get_host_endpoint()
 {
-    Way way;
+    Endpoint endpoint;
     mysql_mutex_lock(&LOCK_global_system_variables);
-    way.address = address ? address : "";
-    way.ring = spelt(ring);
-    way.spin_us = static_cast<unsigned>(spin_us);
+    endpoint.address = address ? address : "";
+    endpoint.ring = normalize_word(ring);
+    endpoint.spin_us = static_cast<unsigned>(spin_us);
     mysql_mutex_unlock(&LOCK_global_system_variables);
-    return way;
+    return endpoint;
 }
 uint32_t reconnect_ms() { return static_cast<uint32_t>(reconnect_timeout * 1000); }
-size_t pool_size() { return pool_most; }
+size_t pool_size() { return max_pool; }
 bool is_durable(THD *thd) { return THDVAR(thd, durable); }
 bool is_strict(THD *thd) { return THDVAR(thd, snapshot_isolation); }
 bool buffers_writes(THD *thd) { return THDVAR(thd, buffer_writes); }
@@ -152,25 +152,25 @@ static int close_connection(handlerton *, THD *thd)
     if (!session)
         return 0;
     session->set_thd(thd);
-    session->leave();
+    session->end();
     delete session;
     thd_set_ha_data(thd, hton, nullptr);
     return 0;
 }
 
-static int commit(handlerton *, THD *thd, bool all) { return Session::of(thd)->commit(all); }
-static int rollback(handlerton *, THD *thd, bool all) { return Session::of(thd)->rollback(all); }
-static int prepare(handlerton *, THD *thd, bool all) { return Session::of(thd)->prepare(all); }
+static int commit(handlerton *, THD *thd, bool all) { return Session::get(thd)->commit(all); }
+static int rollback(handlerton *, THD *thd, bool all) { return Session::get(thd)->rollback(all); }
+static int prepare(handlerton *, THD *thd, bool all) { return Session::get(thd)->prepare(all); }
 
 static int set_savepoint(handlerton *, THD *thd, void *place)
 {
-    *static_cast<uint64_t *>(place) = Session::of(thd)->set_savepoint();
+    *static_cast<uint64_t *>(place) = Session::get(thd)->set_savepoint();
     return 0;
 }
 
 static int rollback_to_savepoint(handlerton *, THD *thd, void *place)
 {
-    Session::of(thd)->roll_back_to(*static_cast<uint64_t *>(place));
+    Session::get(thd)->roll_back_to(*static_cast<uint64_t *>(place));
     return 0;
 }
 
@@ -180,14 +180,14 @@ static bool can_release_mdl(handlerton *, THD *) { return true; }
 
 static int start_snapshot(handlerton *, THD *thd)
 {
-    Session *session = Session::of(thd);
+    Session *session = Session::get(thd);
     trans_register_ha(thd, true, hton, 0);
     return session->start_snapshot();
 }
 
-static int recover(handlerton *, XID *list, uint most)
+static int recover(handlerton *, XID *list, uint max_len)
 {
-    static size_t given; /* of a list that did not fit; the server asks for the rest */
+    static size_t list_offset; /* start of the rest of a list that did not fit in the last call */
     Session session(current_thd);
     Op op;
     op.kind = op::LIST_PREPARED;
@@ -201,10 +201,10 @@ static int recover(handlerton *, XID *list, uint most)
     Rows rows(answer.bytes, answer.rows);
     Row row;
     uint found = 0;
-    for (size_t i = 0; found < most && rows.next(&row); i++)
-        if (i >= given && unpack_xid(row.key, &list[found]))
+    for (size_t i = 0; found < max_len && rows.next(&row); i++)
+        if (i >= list_offset && unpack_xid(row.key, &list[found]))
             found++;
-    given = found < most ? 0 : given + found;
+    list_offset = found < max_len ? 0 : list_offset + found;
     return static_cast<int>(found);
 }
 
@@ -227,11 +227,11 @@ static int end_by_xid(XID *xid, bool is_commit)
 static int commit_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, true); }
 static int rollback_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, false); }
 
-/* Last chance to report ends to the host that it has not confirmed. */
+/* Reports ends that the host has not confirmed, for the last time. */
 static void pre_shutdown()
 {
     Session session(nullptr);
-    session.finish_others();
+    session.finish_pending_ends();
 }
 
 /* SHOW ENGINE MILLRACE STATUS: for people; programs have SHOW STATUS. */
@@ -239,7 +239,7 @@ static bool show_status(handlerton *, THD *thd, stat_print_fn *print, ha_stat_ty
 {
     if (kind != HA_ENGINE_STATUS)
         return false;
-    const std::string text = status_text(Session::of(thd));
+    const std::string text = status_text(Session::get(thd));
     return print(thd, STRING_WITH_LEN("MILLRACE"), STRING_WITH_LEN(""), text.data(), text.size());
 }
 

@@ -10,27 +10,27 @@ namespace millrace {
 static std::mutex pool_lock;
 static std::vector<Client *> pool;
 
-Client *take_client(const Way &way, uint32_t patience_ms)
+Client *take_client(const Endpoint &endpoint, uint32_t patience_ms)
 {
     std::lock_guard<std::mutex> guard(pool_lock);
     while (!pool.empty()) {
         Client *client = pool.back();
         pool.pop_back();
-        if (client->address() == way.address && client->ring() == way.ring) {
-            client->set_patience(patience_ms);
-            client->set_spin_us(way.spin_us);
+        if (client->address() == endpoint.address && client->ring() == endpoint.ring) {
+            client->set_patience_ms(patience_ms);
+            client->set_spin_us(endpoint.spin_us);
             return client;
         }
         delete client;
     }
-    return new Client(way, "table", patience_ms);
+    return new Client(endpoint, "table", patience_ms);
 }
 
-void give_client(Client *client, size_t keep_most)
+void return_client(Client *client, size_t max_clients)
 {
     {
         std::lock_guard<std::mutex> guard(pool_lock);
-        if (client->is_idle() && pool.size() < keep_most) {
+        if (client->is_idle() && pool.size() < max_clients) {
             pool.push_back(client);
             return;
         }
@@ -38,7 +38,7 @@ void give_client(Client *client, size_t keep_most)
     delete client;
 }
 
-size_t pool_count()
+size_t count_pool()
 {
     std::lock_guard<std::mutex> guard(pool_lock);
     return pool.size();

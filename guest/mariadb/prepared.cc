@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Transactions that are prepared, and their ends.
  *
- * What was decided for one of them is in the binary log, and must reach the host even if it
- * cannot be reached now: the sessions that come try again. After a crash of this server its
- * recovery does. Until then no other transaction of that name is prepared, or the late word
- * would be about the wrong one. */
+ * The decision for a prepared transaction is in the binary log, and must reach the host even if the
+ * host cannot be reached now: later sessions try again. After a crash of this server its recovery
+ * does. Until then no other transaction of that name is prepared, or the late end would be applied
+ * to the wrong one. */
 #include "session.h"
 #include "settings.h"
 
@@ -43,95 +43,95 @@ bool unpack_xid(Slice name, XID *xid)
     return true;
 }
 
-/* End that the host has not confirmed. The session that has taken one asks the host without the
- * lock. */
-struct Unfinished {
+/* End of a prepared transaction that the host has not confirmed. The session that has taken it
+ * calls the host without the lock. */
+struct PendingEnd {
     Bytes name;
     std::string address; /* of the store that has it */
     bool is_commit = false;
     bool is_taken = false;
 };
-static std::mutex unfinished_lock;
-static std::condition_variable unfinished_changed;
-static std::list<Unfinished> unfinished;
-static std::atomic<size_t> unfinished_count{0};
+static std::mutex pending_ends_lock;
+static std::condition_variable pending_ends_changed;
+static std::list<PendingEnd> pending_ends;
+static std::atomic<size_t> pending_end_count{0};
 
-size_t count_unfinished() { return unfinished_count; }
+size_t count_pending_ends() { return pending_end_count; }
 
-static void add_unfinished(const Bytes &name, const std::string &address, bool is_commit)
+static void add_pending_end(const Bytes &name, const std::string &address, bool is_commit)
 {
-    std::lock_guard<std::mutex> guard(unfinished_lock);
-    unfinished.emplace_back();
-    Unfinished &one = unfinished.back();
-    one.name.assign(name);
-    one.address = address;
-    one.is_commit = is_commit;
-    unfinished_count = unfinished.size();
+    std::lock_guard<std::mutex> guard(pending_ends_lock);
+    pending_ends.emplace_back();
+    PendingEnd &end = pending_ends.back();
+    end.name.assign(name);
+    end.address = address;
+    end.is_commit = is_commit;
+    pending_end_count = pending_ends.size();
 }
 
 /* Takes an end of this store that no other session has taken; null: none. */
-static Unfinished *take_unfinished(const std::string &address)
+static PendingEnd *take_pending_end(const std::string &address)
 {
-    std::lock_guard<std::mutex> guard(unfinished_lock);
-    for (Unfinished &one : unfinished)
-        if (!one.is_taken && one.address == address) {
-            one.is_taken = true;
-            return &one;
+    std::lock_guard<std::mutex> guard(pending_ends_lock);
+    for (PendingEnd &end : pending_ends)
+        if (!end.is_taken && end.address == address) {
+            end.is_taken = true;
+            return &end;
         }
     return nullptr;
 }
 
-static void give_back(Unfinished *taken, bool is_done)
+static void return_pending_end(PendingEnd *end, bool is_done)
 {
-    std::lock_guard<std::mutex> guard(unfinished_lock);
-    taken->is_taken = false;
+    std::lock_guard<std::mutex> guard(pending_ends_lock);
+    end->is_taken = false;
     if (is_done)
-        unfinished.remove_if([taken](const Unfinished &one) { return &one == taken; });
-    unfinished_count = unfinished.size();
-    unfinished_changed.notify_all();
+        pending_ends.remove_if([end](const PendingEnd &other) { return &other == end; });
+    pending_end_count = pending_ends.size();
+    pending_ends_changed.notify_all();
 }
 
-/* Whether the host has confirmed it. */
-bool Session::finish(Unfinished *taken)
+/* Sends an end to the host. Returns whether the host has confirmed it. */
+bool Session::finish_end(PendingEnd *end)
 {
     bool is_done =
-        !end_prepared(taken->is_commit, taken->name, true) || last_status_ == status::NOT_FOUND;
-    give_back(taken, is_done);
+        !end_prepared(end->is_commit, end->name, true) || last_status_ == status::NOT_FOUND;
+    return_pending_end(end, is_done);
     return is_done;
 }
 
-void Session::finish_others()
+void Session::finish_pending_ends()
 {
-    if (unfinished_count == 0)
+    if (pending_end_count == 0)
         return;
     for (;;) {
-        Unfinished *taken = take_unfinished(client_->address());
-        if (!taken || !finish(taken))
+        PendingEnd *end = take_pending_end(client_->address());
+        if (!end || !finish_end(end))
             return;
     }
 }
 
 /* Waits for the end of an earlier transaction of that name. */
-int Session::free_name(const Bytes &name)
+int Session::wait_for_name(const Bytes &name)
 {
-    while (unfinished_count != 0) {
-        Unfinished *taken = nullptr;
+    while (pending_end_count != 0) {
+        PendingEnd *end = nullptr;
         {
-            std::unique_lock<std::mutex> guard(unfinished_lock);
-            auto is_it = [&](const Unfinished &one) {
-                return one.address == client_->address() && one.name.equals(name);
+            std::unique_lock<std::mutex> guard(pending_ends_lock);
+            auto is_match = [&](const PendingEnd &other) {
+                return other.address == client_->address() && other.name.equals(name);
             };
-            auto found = std::find_if(unfinished.begin(), unfinished.end(), is_it);
-            if (found == unfinished.end())
+            auto found = std::find_if(pending_ends.begin(), pending_ends.end(), is_match);
+            if (found == pending_ends.end())
                 return 0;
             if (found->is_taken) {
-                unfinished_changed.wait_for(guard, std::chrono::milliseconds(100));
+                pending_ends_changed.wait_for(guard, std::chrono::milliseconds(100));
             } else {
-                taken = &*found;
-                taken->is_taken = true;
+                end = &*found;
+                end->is_taken = true;
             }
         }
-        if (taken && !finish(taken))
+        if (end && !finish_end(end))
             return fail(HA_ERR_NO_CONNECTION, "",
                         "the host has not confirmed the end of an earlier transaction of this name",
                         false);
@@ -145,7 +145,7 @@ int Session::finish_prepared(bool is_commit)
 {
     int error = end_prepared(is_commit, xid_, false);
     if (error && last_status_ != status::NOT_FOUND) {
-        add_unfinished(xid_, client_->address(), is_commit);
+        add_pending_end(xid_, client_->address(), is_commit);
         sql_print_warning(
             "MILLRACE: the host has not confirmed the %s of a prepared transaction; it is tried again: %s",
             is_commit ? "commit" : "rollback", last_text_.c_str());
@@ -164,18 +164,18 @@ int Session::prepare(bool all)
     XID xid;
     thd_get_xid(thd_, reinterpret_cast<MYSQL_XID *>(&xid));
     pack_xid(&xid, &xid_);
-    int error = free_name(xid_);
+    int error = wait_for_name(xid_);
     if (error)
         return error;
     Op op;
     op.kind = op::PREPARE;
     op.key = Slice(xid_);
     batch_.add(op);
-    Sending sending;
-    sending.all_or_nothing = true;
+    SendOptions options;
+    options.all_or_nothing = true;
     Reply reply;
     counters.prepares++;
-    error = send(sending, &reply_, &reply);
+    error = send(options, &reply_, &reply);
     if (error) {
         if (has_ended_)
             reset_transaction();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What a program of the guest, the host and the module `table` say to each other:
- * crates/guest-abi/src/module.rs and table.rs in C++. Those pages are the specification, the
- * names are theirs. */
+/* Messages between a program of the guest, the host and the module `table`:
+ * crates/guest-abi/src/module.rs and table.rs in C++. Those files are the specification, and give
+ * the names. */
 #ifndef MILLRACE_PROTOCOL_H
 #define MILLRACE_PROTOCOL_H
 
@@ -11,7 +11,7 @@
 
 namespace millrace {
 
-/* A little-endian number, anywhere. */
+/* Little-endian number, without alignment. */
 template <typename T> struct Little {
     uint8_t bytes[sizeof(T)];
 
@@ -288,7 +288,7 @@ enum : uint8_t {
     NOT_EQUAL
 };
 } // namespace test
-/* AnswerHeader::more: as many were looked at as a filter allows. */
+/* AnswerHeader::more: the scan has examined as many entries as its filter allows. */
 constexpr uint32_t MORE_EXAMINED = 2;
 
 struct FilterHeader {

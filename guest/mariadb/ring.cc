@@ -23,11 +23,11 @@ constexpr unsigned VENDOR = 0x1af4, DEVICE = 0x1110;
 
 constexpr size_t MOST_BYTES = 1 << 30;
 
-std::mutex found_lock;
-std::string found_where;
-std::weak_ptr<Region> found;
+std::mutex cache_lock;
+std::string cached_path;
+std::weak_ptr<Region> cached_region;
 
-unsigned number_of(const std::string &path)
+unsigned read_number(const std::string &path)
 {
     unsigned number = 0;
     FILE *file = fopen(path.c_str(), "re");
@@ -39,22 +39,22 @@ unsigned number_of(const std::string &path)
     return number;
 }
 
-std::shared_ptr<Region> map(const std::string &path)
+std::shared_ptr<Region> map_region(const std::string &path)
 {
     int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return nullptr;
-    struct stat about;
+    struct stat status;
     std::shared_ptr<Region> region;
-    if (fstat(fd, &about) == 0 && about.st_size > static_cast<off_t>(SLOTS_OFF) &&
-        about.st_size <= static_cast<off_t>(MOST_BYTES)) {
-        size_t bytes = static_cast<size_t>(about.st_size);
+    if (fstat(fd, &status) == 0 && status.st_size > static_cast<off_t>(SLOTS_OFF) &&
+        status.st_size <= static_cast<off_t>(MOST_BYTES)) {
+        size_t bytes = static_cast<size_t>(status.st_size);
         void *base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (base != MAP_FAILED)
             region = std::make_shared<Region>(base, bytes);
     }
     close(fd);
-    return region && region->is_ours() ? region : nullptr;
+    return region && region->is_valid() ? region : nullptr;
 }
 
 /* Elsewhere than on x86 the memory of a device is not mapped as memory: functions that copy
@@ -65,7 +65,7 @@ constexpr bool IS_MEMORY = true;
 constexpr bool IS_MEMORY = false;
 #endif
 
-std::shared_ptr<Region> look_for_device()
+std::shared_ptr<Region> find_device()
 {
     if (!IS_MEMORY)
         return nullptr;
@@ -75,8 +75,8 @@ std::shared_ptr<Region> look_for_device()
     std::shared_ptr<Region> region;
     while (dirent *entry = readdir(folder)) {
         std::string device = std::string(DEVICES) + "/" + entry->d_name;
-        if (number_of(device + "/vendor") == VENDOR && number_of(device + "/device") == DEVICE)
-            region = map(device + "/resource2");
+        if (read_number(device + "/vendor") == VENDOR && read_number(device + "/device") == DEVICE)
+            region = map_region(device + "/resource2");
         if (region)
             break;
     }
@@ -102,28 +102,28 @@ void store(uint8_t *slot, size_t off, uint64_t value)
 
 } // namespace
 
-std::shared_ptr<Region> Region::find(const std::string &where)
+std::shared_ptr<Region> Region::find(const std::string &path)
 {
-    std::lock_guard<std::mutex> guard(found_lock);
-    std::shared_ptr<Region> region = found.lock();
-    if (region && found_where == where && region->is_ours())
+    std::lock_guard<std::mutex> guard(cache_lock);
+    std::shared_ptr<Region> region = cached_region.lock();
+    if (region && cached_path == path && region->is_valid())
         return region;
-    region = where == "auto" ? look_for_device() : map(where);
-    found = region;
-    found_where = where;
+    region = path == "auto" ? find_device() : map_region(path);
+    cached_region = region;
+    cached_path = path;
     return region;
 }
 
 void Region::forget(const std::shared_ptr<Region> &region)
 {
-    std::lock_guard<std::mutex> guard(found_lock);
-    if (found.lock() == region)
-        found.reset();
+    std::lock_guard<std::mutex> guard(cache_lock);
+    if (cached_region.lock() == region)
+        cached_region.reset();
 }
 
 Region::~Region() { munmap(base_, bytes_); }
 
-bool Region::is_ours() const
+bool Region::is_valid() const
 {
     RegionHead head;
     memcpy(&head, base_, sizeof(head));
@@ -149,40 +149,40 @@ ssize_t Ring::write(const void *from, size_t bytes)
     if (used > DATA_BYTES)
         return -1;
     size_t room = DATA_BYTES - static_cast<size_t>(used), n = bytes < room ? bytes : room;
-    size_t at = tail_ % DATA_BYTES, first = n < DATA_BYTES - at ? n : DATA_BYTES - at;
+    size_t off = tail_ % DATA_BYTES, first = n < DATA_BYTES - off ? n : DATA_BYTES - off;
     if (n == 0)
         return 0;
-    memcpy(slot_ + TO_HOST.data + at, from, first);
+    memcpy(slot_ + TO_HOST.data + off, from, first);
     memcpy(slot_ + TO_HOST.data, static_cast<const uint8_t *>(from) + first, n - first);
     tail_ += n;
     store(slot_, TO_HOST.tail, tail_);
     return static_cast<ssize_t>(n);
 }
 
-ssize_t Ring::read(void *to, size_t most)
+ssize_t Ring::read(void *to, size_t max_bytes)
 {
-    uint64_t there = load(slot_, TO_CLIENT.tail) - head_;
-    if (there > DATA_BYTES)
+    uint64_t available = load(slot_, TO_CLIENT.tail) - head_;
+    if (available > DATA_BYTES)
         return -1;
-    size_t n = there < most ? static_cast<size_t>(there) : most;
-    size_t at = head_ % DATA_BYTES, first = n < DATA_BYTES - at ? n : DATA_BYTES - at;
+    size_t n = available < max_bytes ? static_cast<size_t>(available) : max_bytes;
+    size_t off = head_ % DATA_BYTES, first = n < DATA_BYTES - off ? n : DATA_BYTES - off;
     if (n == 0)
         return 0;
-    memcpy(to, slot_ + TO_CLIENT.data + at, first);
+    memcpy(to, slot_ + TO_CLIENT.data + off, first);
     memcpy(static_cast<uint8_t *>(to) + first, slot_ + TO_CLIENT.data, n - first);
     head_ += n;
     store(slot_, TO_CLIENT.head, head_);
     return static_cast<ssize_t>(n);
 }
 
-bool Ring::is_mine() const { return load(slot_, STAMP_OFF) == stamp_; }
-bool Ring::has_some() const { return load(slot_, TO_CLIENT.tail) != head_; }
+bool Ring::is_own() const { return load(slot_, STAMP_OFF) == stamp_; }
+bool Ring::has_bytes() const { return load(slot_, TO_CLIENT.tail) != head_; }
 bool Ring::must_ring_reader() { return take_flag(TO_HOST.sleeps); }
 bool Ring::must_ring_writer() { return take_flag(TO_CLIENT.waits); }
 
 bool Ring::set_flag(size_t off, uint32_t value)
 {
-    if (!is_mine())
+    if (!is_own())
         return false;
     __atomic_store_n(reinterpret_cast<uint32_t *>(slot_ + off), value, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
@@ -192,7 +192,7 @@ bool Ring::set_flag(size_t off, uint32_t value)
 bool Ring::take_flag(size_t off)
 {
     uint32_t *flag = reinterpret_cast<uint32_t *>(slot_ + off);
-    if (!is_mine())
+    if (!is_own())
         return false;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0 &&
@@ -203,7 +203,7 @@ bool Ring::sleep()
 {
     if (!set_flag(TO_CLIENT.sleeps, 1))
         return false;
-    if (!has_some())
+    if (!has_bytes())
         return true;
     wake();
     return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Memory that a client and its module in the host share, in place of the socket between them:
- * crates/guest-abi/src/module_ring.rs, whose page is the specification.
+/* Memory that a client and its module in the host share, in place of the socket between them.
+ * crates/guest-abi/src/module_ring.rs is the specification.
  *
  * Theory of operation. A region is a memory device of the guest, found by its first bytes, and
  * mapped once for all clients of this server. A ring is one slot of it, of one connection. The
@@ -24,7 +24,7 @@ class Region {
 public:
     /* Finds the region of this guest: "auto" looks for the device, any other text is a file.
      * Null: there is none. The result is cached. */
-    static std::shared_ptr<Region> find(const std::string &where);
+    static std::shared_ptr<Region> find(const std::string &path);
     /* Forgets a region that the host does not know: the next call of find() looks again. */
     static void forget(const std::shared_ptr<Region> &region);
     Region(void *base, size_t bytes) : base_(static_cast<uint8_t *>(base)), bytes_(bytes) {}
@@ -33,10 +33,10 @@ public:
     Region &operator=(const Region &) = delete;
 
     /* Whether it is a region of a known version. */
-    bool is_ours() const;
-    /* Copies the host's present id of it. */
+    bool is_valid() const;
+    /* Copies the host's current id of the region. */
     void copy_id(uint8_t id[16]) const;
-    /* Null: there is no such slot. */
+    /* Address of a slot. Null: there is no such slot. */
     uint8_t *slot(uint32_t number) const;
 
 private:
@@ -52,15 +52,16 @@ public:
     {
     }
 
-    /* False: the connection has ended, and the slot is another client's. Checked first. */
-    bool is_mine() const;
+    /* Whether the slot belongs to this connection. False: the connection has ended, and the slot is
+     * another client's. Checked first. */
+    bool is_own() const;
     uint64_t stamp() const { return stamp_; }
     /* Writes. Returns how many bytes had room; below 0: the host's indices are wrong. */
     ssize_t write(const void *from, size_t bytes);
     /* Reads. Returns how many bytes there were; below 0: the host's indices are wrong. */
-    ssize_t read(void *to, size_t most);
-    bool has_some() const;
-    /* After a write or a read: whether the host needs a bell. */
+    ssize_t read(void *to, size_t max_bytes);
+    bool has_bytes() const;
+    /* Whether the host needs a bell after a write, or after a read. */
     bool must_ring_reader();
     bool must_ring_writer();
     /* Requests a bell for new bytes; false: there are some, or the slot is another client's. */
@@ -70,53 +71,53 @@ public:
     bool wait_for_room();
 
 private:
-    /* Sets a flag. Leaves another connection's alone, since its bell would be lost: false then. */
+    /* Sets a flag. False: the slot is another connection's, whose bell would be lost. */
     bool set_flag(size_t off, uint32_t value);
     bool take_flag(size_t off);
 
     std::shared_ptr<Region> region_;
     uint8_t *slot_;
     uint64_t stamp_;
-    uint64_t tail_ = 0; /* of what is written */
-    uint64_t head_ = 0; /* of what is read */
+    uint64_t tail_ = 0; /* position up to which bytes are written */
+    uint64_t head_ = 0; /* position up to which bytes are read */
 };
 
 /* Time to poll a ring before sleeping, as KVM halts: longer where that would have caught the
  * reply, shorter where it was in vain. The host does the same (crates/modules/src/spin.rs). */
 class Spin {
 public:
-    int64_t time_ns() const { return now_ns_; }
-    void set_most(int64_t most_ns)
+    int64_t time_ns() const { return time_ns_; }
+    void set_max_ns(int64_t max_ns)
     {
-        most_ns_ = most_ns;
-        now_ns_ = now_ns_ < most_ns ? now_ns_ : most_ns;
+        max_ns_ = max_ns;
+        time_ns_ = time_ns_ < max_ns ? time_ns_ : max_ns;
     }
     /* Notes a sleep, with a bell this long after the thread became idle. */
-    void slept(int64_t waited_ns)
+    void note_sleep(int64_t waited_ns)
     {
-        if (waited_ns <= most_ns_)
-            now_ns_ = most_ns_;
+        if (waited_ns <= max_ns_)
+            time_ns_ = max_ns_;
         else
-            now_ns_ = now_ns_ > most_ns_ / 8 ? now_ns_ / 2 : 0;
+            time_ns_ = time_ns_ > max_ns_ / 8 ? time_ns_ / 2 : 0;
     }
 
     /* Notes that the thread becomes idle. */
-    void begin() { given_ns_ = 0; }
+    void begin() { yielded_ns_ = 0; }
     /* Notes that the thread gave the CPU away for `took`, this long after it became idle. Where
      * other threads want the CPU, it stops polling until a bell comes soon again. */
-    void gave_way(int64_t took_ns, int64_t waited_ns)
+    void note_yield(int64_t yield_ns, int64_t waited_ns)
     {
         constexpr int64_t HICCUP_NS = 20000, CROWDED_NS = 100000;
-        if (took_ns > HICCUP_NS)
-            given_ns_ += took_ns;
-        if (given_ns_ > CROWDED_NS && given_ns_ > waited_ns / 2)
-            now_ns_ = 0;
+        if (yield_ns > HICCUP_NS)
+            yielded_ns_ += yield_ns;
+        if (yielded_ns_ > CROWDED_NS && yielded_ns_ > waited_ns / 2)
+            time_ns_ = 0;
     }
 
 private:
-    int64_t most_ns_ = 0;
-    int64_t now_ns_ = 0;
-    int64_t given_ns_ = 0; /* what others had of the CPU meanwhile */
+    int64_t max_ns_ = 0;
+    int64_t time_ns_ = 0;
+    int64_t yielded_ns_ = 0; /* time for which other threads had the CPU meanwhile */
 };
 
 } // namespace millrace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* MariaDB's private headers, in the one order that works. */
+/* MariaDB's private headers, in the only order that compiles. */
 #ifndef MILLRACE_SERVER_H
 #define MILLRACE_SERVER_H
 

@@ -9,7 +9,7 @@ namespace millrace {
 
 Session *Session::find(THD *thd) { return static_cast<Session *>(thd_get_ha_data(thd, hton)); }
 
-Session *Session::of(THD *thd)
+Session *Session::get(THD *thd)
 {
     Session *session = find(thd);
     if (!session) {
@@ -20,13 +20,13 @@ Session *Session::of(THD *thd)
     return session;
 }
 
-Session::Session(THD *thd) : thd_(thd), client_(take_client(way_to_host(), reconnect_ms())) {}
+Session::Session(THD *thd) : thd_(thd), client_(take_client(get_host_endpoint(), reconnect_ms())) {}
 
 Session::~Session()
 {
     if (is_unknown_)
         client_->restart();
-    give_client(client_, pool_size());
+    return_client(client_, pool_size());
 }
 
 static bool is_killed(void *thd)
@@ -39,13 +39,13 @@ bool Session::is_long() const
     return thd_ && thd_test_options(thd_, OPTION_NOT_AUTOCOMMIT | OPTION_BEGIN) != 0;
 }
 
-int Session::enter(THD *thd)
+int Session::enter_statement(THD *thd)
 {
     thd_ = thd;
     if (!is_in_statement_) {
         reset_statement();
         is_in_statement_ = true;
-        finish_others();
+        finish_pending_ends();
     }
     trans_register_ha(thd, false, hton, 0);
     if (is_long())
@@ -81,7 +81,7 @@ void Session::reset_transaction()
 
 /* --- what is added to the batch --- */
 
-int Session::before_write(bool is_insert)
+int Session::begin_write(bool is_insert)
 {
     if (is_lost_)
         return fail(HA_ERR_ROLLBACK, "", "the transaction was rolled back", false);
@@ -152,19 +152,19 @@ uint16_t Session::batch_flags()
     return flags;
 }
 
-int Session::send(const Sending &sending, Bytes *body, Reply *reply)
+int Session::send(const SendOptions &options, Bytes *body, Reply *reply)
 {
     if (is_lost_)
-        return fail(HA_ERR_ROLLBACK, "", "the transaction was rolled back", sending.is_quiet);
-    if (tx_ == 0 && !sending.is_alone)
+        return fail(HA_ERR_ROLLBACK, "", "the transaction was rolled back", options.is_quiet);
+    if (tx_ == 0 && !options.is_alone)
         tx_ = client_->next_tx();
-    uint16_t flags = sending.is_alone ? 0 : batch_flags();
-    if (sending.all_or_nothing)
+    uint16_t flags = options.is_alone ? 0 : batch_flags();
+    if (options.all_or_nothing)
         flags |= batch_flag::ALL_OR_NOTHING;
     counters.batches++;
     counters.ops += batch_.ops();
     Bytes request =
-        batch_.take(sending.is_alone ? 0 : tx_, flags, thd_ ? lock_wait_ms(thd_) : 50000);
+        batch_.take(options.is_alone ? 0 : tx_, flags, thd_ ? lock_wait_ms(thd_) : 50000);
     sent_marks_.swap(marks_);
     marks_.clear();
     bool is_savepoint_new = statement_savepoint_ != 0 && !is_savepoint_sent_;
@@ -174,18 +174,19 @@ int Session::send(const Sending &sending, Bytes *body, Reply *reply)
     has_buffered_ = false;
     statement_ops_ = 0;
     statement_bytes_ = batch_.bytes();
-    Killed killed = {is_killed, thd_};
-    bool is_read = sending.is_alone;
-    Call call = client_->call(std::move(request), is_read ? flag::REPEATABLE : 0, killed, body);
-    batch_.recycle(client_->take_spare());
-    if (call != Call::DONE)
-        return sent_badly(call, sending.is_quiet);
+    KillCheck kill_check = {is_killed, thd_};
+    bool is_read = options.is_alone;
+    CallResult call =
+        client_->call(std::move(request), is_read ? flag::REPEATABLE : 0, kill_check, body);
+    batch_.recycle(client_->take_spare_body());
+    if (call != CallResult::DONE)
+        return handle_call_failure(call, options.is_quiet);
     if (!reply->parse(*body)) {
         is_unknown_ = true;
-        lose(0);
-        return fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply makes no sense", sending.is_quiet);
+        lose_transaction(0);
+        return fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply makes no sense", options.is_quiet);
     }
-    if (!sending.is_alone)
+    if (!options.is_alone)
         is_begun_ = true;
     last_status_ = reply->status;
     if (reply->status == status::OK)
@@ -194,26 +195,27 @@ int Session::send(const Sending &sending, Bytes *body, Reply *reply)
     if (is_savepoint_new && savepoint_op_ >= reply->done)
         is_savepoint_sent_ = false;
     table_locks_.clear();
-    return had_buffered ? failed_buffered(*reply) : failed(*reply, sending);
+    return had_buffered ? handle_buffered_failure(*reply) : handle_failure(*reply, options);
 }
 
-int Session::send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body, Reply *reply)
+int Session::send_outside(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body,
+                          Reply *reply)
 {
     counters.batches++;
     counters.ops += batch->ops();
-    Killed killed = {is_killed, thd_};
+    KillCheck kill_check = {is_killed, thd_};
     Bytes request = batch->take(0, 0, thd_ ? lock_wait_ms(thd_) : 50000);
-    Call call =
-        client_->call(std::move(request), is_repeatable ? flag::REPEATABLE : 0, killed, body);
-    if (call != Call::DONE)
-        return sent_badly(call, is_quiet);
+    CallResult call =
+        client_->call(std::move(request), is_repeatable ? flag::REPEATABLE : 0, kill_check, body);
+    if (call != CallResult::DONE)
+        return handle_call_failure(call, is_quiet);
     if (!reply->parse(*body))
         return fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply makes no sense", is_quiet);
     last_status_ = reply->status;
     if (reply->status == status::OK)
         return 0;
     std::string text(reinterpret_cast<const char *>(reply->text.data), reply->text.size);
-    return failed_status(reply->status, text, is_quiet);
+    return handle_status(reply->status, text, is_quiet);
 }
 
 int Session::send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *body,
@@ -222,13 +224,14 @@ int Session::send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *
     Batch batch;
     batch.add(op);
     Reply reply;
-    int error = send_apart(&batch, is_repeatable, is_quiet, body, &reply);
+    int error = send_outside(&batch, is_repeatable, is_quiet, body, &reply);
     if (!error && answer && !reply.next(answer) && !(reply.flags & reply_flag::REPLAYED))
         return fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply lacks an answer", is_quiet);
     return error;
 }
 
-/* A store has one version for all its life: it is asked once for all sessions. */
+/* Whether the host takes filters. A store has one version for all its life, which is requested once
+ * for all sessions. */
 bool Session::can_filter()
 {
     static std::mutex lock;
@@ -261,10 +264,10 @@ int Session::flush()
 {
     if (!has_pending_writes_)
         return 0;
-    Sending sending;
-    sending.all_or_nothing = has_buffered_;
+    SendOptions options;
+    options.all_or_nothing = has_buffered_;
     Reply reply;
-    return send(sending, &reply_, &reply);
+    return send(options, &reply_, &reply);
 }
 
 bool Session::buffers_transaction() const
@@ -272,22 +275,22 @@ bool Session::buffers_transaction() const
     return thd_ && is_long() && millrace::buffers_transaction(thd_);
 }
 
-int Session::settle() { return has_buffered_ ? flush() : 0; }
+int Session::flush_buffered() { return has_buffered_ ? flush() : 0; }
 
 /* --- errors --- */
 
-int Session::fail(int error, const char *what, const std::string &text, bool is_quiet)
+int Session::fail(int error, const char *prefix, const std::string &text, bool is_quiet)
 {
-    last_text_ = what + text;
+    last_text_ = prefix + text;
     if (is_quiet)
         return error;
     is_reported_ = true;
-    my_printf_error(ER_GET_ERRMSG, "MILLRACE: %s%s", MYF(0), what, text.c_str());
+    my_printf_error(ER_GET_ERRMSG, "MILLRACE: %s%s", MYF(0), prefix, text.c_str());
     return error;
 }
 
 /* Handles a transaction that the host has lost, or whose state is not known. */
-int Session::lose(int error)
+int Session::lose_transaction(int error)
 {
     is_lost_ = true;
     batch_.clear();
@@ -298,13 +301,13 @@ int Session::lose(int error)
     return error;
 }
 
-int Session::sent_badly(Call call, bool is_quiet)
+int Session::handle_call_failure(CallResult call, bool is_quiet)
 {
     bool was_open = tx_ != 0;
     is_unknown_ = true;
     if (was_open)
-        lose(0);
-    if (call == Call::KILLED) {
+        lose_transaction(0);
+    if (call == CallResult::KILLED) {
         is_reported_ = false;
         return HA_ERR_ABORTED_BY_USER;
     }
@@ -313,11 +316,11 @@ int Session::sent_badly(Call call, bool is_quiet)
             ? "; the transaction is rolled back, unless it was just committed: then its outcome "
               "is not known"
             : "";
-    return fail(call == Call::FAILED ? HA_ERR_INTERNAL_ERROR : HA_ERR_NO_CONNECTION, "",
+    return fail(call == CallResult::FAILED ? HA_ERR_INTERNAL_ERROR : HA_ERR_NO_CONNECTION, "",
                 client_->error() + end, is_quiet);
 }
 
-int Session::failed_duplicate(const Reply &reply, const Sending &sending)
+int Session::handle_duplicate(const Reply &reply, const SendOptions &options)
 {
     Op op, first;
     const Mark *mark = nullptr;
@@ -326,8 +329,8 @@ int Session::failed_duplicate(const Reply &reply, const Sending &sending)
             mark = &m;
     if (!mark || !mark->writer || !Batch::find(client_->last_body(), reply.done, &op) ||
         !Batch::find(client_->last_body(), mark->op, &first))
-        return fail(HA_ERR_FOUND_DUPP_KEY, "", "duplicate key", sending.is_quiet);
-    if (sending.waiting == mark->writer && mark == &sent_marks_.back()) {
+        return fail(HA_ERR_FOUND_DUPP_KEY, "", "duplicate key", options.is_quiet);
+    if (options.writer == mark->writer && mark == &sent_marks_.back()) {
         mark->writer->note_duplicate(op);
         return HA_ERR_FOUND_DUPP_KEY;
     }
@@ -336,14 +339,14 @@ int Session::failed_duplicate(const Reply &reply, const Sending &sending)
     return HA_ERR_FOUND_DUPP_KEY;
 }
 
-/* The statement that wrote the row has ended well: the transaction fails, and no handler takes
- * it for an error of its own row. */
-int Session::failed_buffered(const Reply &reply)
+/* Handles the failure of a row of an earlier statement, which has ended without an error: the
+ * transaction fails, and no handler takes it for an error of its own row. */
+int Session::handle_buffered_failure(const Reply &reply)
 {
     if (reply.status != status::EXISTS) {
-        Sending sending;
-        sending.all_or_nothing = true;
-        return failed(reply, sending);
+        SendOptions options;
+        options.all_or_nothing = true;
+        return handle_failure(reply, options);
     }
     has_ended_ = reply.flags & reply_flag::ENDED;
     is_reported_ = true;
@@ -352,26 +355,26 @@ int Session::failed_buffered(const Reply &reply)
         "MILLRACE: duplicate entry in a row that an earlier statement of this transaction "
         "inserted (millrace_buffer_transactions); the transaction was rolled back",
         MYF(0));
-    return lose(HA_ERR_ROLLBACK);
+    return lose_transaction(HA_ERR_ROLLBACK);
 }
 
-int Session::failed(const Reply &reply, const Sending &sending)
+int Session::handle_failure(const Reply &reply, const SendOptions &options)
 {
     bool has_ended = reply.flags & reply_flag::ENDED;
-    if (!sending.is_alone)
+    if (!options.is_alone)
         has_ended_ = has_ended;
     if (reply.status == status::EXISTS) {
-        int error = failed_duplicate(reply, sending);
-        return has_ended && !sending.all_or_nothing ? lose(error) : error;
+        int error = handle_duplicate(reply, options);
+        return has_ended && !options.all_or_nothing ? lose_transaction(error) : error;
     }
     std::string text(reinterpret_cast<const char *>(reply.text.data), reply.text.size);
-    int error = failed_status(reply.status, text, sending.is_quiet);
+    int error = handle_status(reply.status, text, options.is_quiet);
     bool is_fatal = reply.status == status::DEADLOCK || reply.status == status::CONFLICT ||
                     reply.status == status::LOST;
-    return (has_ended || is_fatal) && !sending.is_alone ? lose(error) : error;
+    return (has_ended || is_fatal) && !options.is_alone ? lose_transaction(error) : error;
 }
 
-int Session::failed_status(uint16_t status, const std::string &text, bool is_quiet)
+int Session::handle_status(uint16_t status, const std::string &text, bool is_quiet)
 {
     struct Meaning {
         uint16_t status;
@@ -403,12 +406,12 @@ int Session::failed_status(uint16_t status, const std::string &text, bool is_qui
                 my_error(meaning.sql, MYF(0));
             return meaning.error;
         }
-        const char *also = status == status::LOST
+        const char *note = status == status::LOST
                                ? " (the transaction was rolled back: the host's store was "
                                  "replaced, or ended it)"
                                : "";
         return fail(meaning.error, "",
-                    std::string(status_name(status)) + (text.empty() ? "" : ": ") + text + also,
+                    std::string(status_name(status)) + (text.empty() ? "" : ": ") + text + note,
                     is_quiet);
     }
     return fail(HA_ERR_INTERNAL_ERROR, "",

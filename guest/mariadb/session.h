@@ -48,34 +48,35 @@ protected:
 };
 
 /* Prepared transaction whose end the host has not confirmed. */
-struct Unfinished;
+struct PendingEnd;
 
 /* Settings for sending a batch. */
-struct Sending {
-    bool is_alone = false; /* a transaction of its own: one read, or an op that is no part of one */
+struct SendOptions {
+    bool is_alone = false; /* outside of the transaction: one read, or an op that needs none */
     bool all_or_nothing = false;
     bool is_quiet = false;     /* errors are returned and not reported */
-    Writer *waiting = nullptr; /* waits for the answer to its last row */
+    Writer *writer = nullptr; /* waits for the answer to its last row */
 };
 
 class Session {
 public:
-    static Session *of(THD *thd);
+    static Session *get(THD *thd);
     static Session *find(THD *thd);
     explicit Session(THD *thd);
     ~Session();
 
     /* Enters a statement that uses a table. */
-    int enter(THD *thd);
-    bool is_long() const; /* the transaction goes on after the statement */
+    int enter_statement(THD *thd);
+    bool is_long() const; /* whether the transaction goes on after the statement */
     bool is_alone() const { return tx_ == 0 && batch_.empty() && tables_ == 1 && !is_long(); }
     void count_table(int change) { tables_ += change; }
 
     /* Adds to the batch, which the next send() sends. */
     uint32_t add(const Op &op) { return batch_.add(op); }
-    int before_write(bool is_insert);
-    /* Sends rows of earlier statements, alone: their errors do not belong to later ones. */
-    int settle();
+    int begin_write(bool is_insert);
+    /* Sends rows of earlier statements in a batch of their own: their errors do not belong to later
+     * statements. */
+    int flush_buffered();
     /* Whether rows that are inserted may wait for the transaction's end. */
     bool buffers_transaction() const;
     void mark_row(Writer *writer) { marks_.push_back(Mark{batch_.ops(), writer}); }
@@ -87,11 +88,11 @@ public:
     uint64_t set_savepoint();
     void roll_back_to(uint64_t savepoint);
 
-    int send(const Sending &sending, Bytes *body, Reply *reply);
+    int send(const SendOptions &options, Bytes *body, Reply *reply);
     /* Sends one op outside of the transaction; returns its answer, if it has one. */
     int send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *body, Answer *answer);
     /* Sends a batch outside of the transaction, which waits for nothing. */
-    int send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body, Reply *reply);
+    int send_outside(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body, Reply *reply);
     /* Whether the host takes filters. */
     bool can_filter();
     /* Sends waiting writes, if there are any. */
@@ -106,7 +107,7 @@ public:
     int start_snapshot();
     int end_prepared(bool is_commit, const Bytes &name, bool is_quiet);
     /* Reports the ends of prepared transactions to the host that it did not confirm. */
-    void finish_others();
+    void finish_pending_ends();
 
     THD *thd() const { return thd_; }
     void set_thd(THD *thd) { thd_ = thd; }
@@ -117,11 +118,11 @@ public:
         is_reported_ = false;
         return was;
     }
-    int fail(int error, const char *what, const std::string &text, bool is_quiet);
+    int fail(int error, const char *prefix, const std::string &text, bool is_quiet);
     uint16_t last_status() const { return last_status_; }
     const std::string &last_text() const { return last_text_; }
     /* Ends the session with its connection to the server. */
-    void leave();
+    void end();
 
 private:
     struct Mark {
@@ -130,16 +131,16 @@ private:
     };
 
     uint16_t batch_flags();
-    int sent_badly(Call call, bool is_quiet);
-    int failed(const Reply &reply, const Sending &sending);
-    int failed_buffered(const Reply &reply);
-    int failed_duplicate(const Reply &reply, const Sending &sending);
-    int failed_status(uint16_t status, const std::string &text, bool is_quiet);
-    int lose(int error);
+    int handle_call_failure(CallResult call, bool is_quiet);
+    int handle_failure(const Reply &reply, const SendOptions &options);
+    int handle_buffered_failure(const Reply &reply);
+    int handle_duplicate(const Reply &reply, const SendOptions &options);
+    int handle_status(uint16_t status, const std::string &text, bool is_quiet);
+    int lose_transaction(int error);
     int commit_transaction();
     int finish_prepared(bool is_commit);
-    bool finish(Unfinished *taken);
-    int free_name(const Bytes &name);
+    bool finish_end(PendingEnd *end);
+    int wait_for_name(const Bytes &name);
     int end_statement();
     void end_read_only();
     void reset_transaction();
@@ -151,7 +152,7 @@ private:
     std::vector<Mark> marks_;
     std::vector<Mark> sent_marks_;
     std::map<uint32_t, bool> table_locks_;
-    int tables_ = 0;  /* in use by the statement */
+    int tables_ = 0;  /* tables in use by the statement */
     uint64_t tx_ = 0; /* 0: none */
     uint64_t last_savepoint_ = 0;
     uint64_t statement_savepoint_ = 0;
@@ -167,8 +168,8 @@ private:
     bool is_savepoint_sent_ = false;
     uint32_t savepoint_op_ = 0; /* where statement_savepoint_ is in its batch */
     bool has_pending_writes_ = false;
-    bool has_buffered_ = false; /* of earlier statements */
-    bool has_only_inserts_ = true; /* the statement */
+    bool has_buffered_ = false; /* the batch has rows of earlier statements */
+    bool has_only_inserts_ = true; /* the statement has no other writes */
     bool is_reported_ = false;
     uint16_t last_status_ = 0;
     uint32_t statement_ops_ = 0; /* where the statement's ops begin in the batch */
@@ -182,7 +183,7 @@ private:
 void pack_xid(const XID *xid, Bytes *name);
 bool unpack_xid(Slice name, XID *xid);
 /* Number of ends that the host has not confirmed. */
-size_t count_unfinished();
+size_t count_pending_ends();
 
 } // namespace millrace
 

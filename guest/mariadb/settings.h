@@ -12,7 +12,7 @@ namespace millrace {
 
 extern handlerton *hton;
 
-Way way_to_host();
+Endpoint get_host_endpoint();
 uint32_t reconnect_ms();
 size_t pool_size();
 bool is_durable(THD *thd);

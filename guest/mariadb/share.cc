@@ -17,8 +17,8 @@ std::string table_name(const char *path)
     /* Temporary tables lie anywhere; their names are unique in the server. */
     if (name.compare(last + 1, 14, "#sql-temptable") == 0)
         return "#tmp/" + name.substr(last + 1);
-    size_t before = name.rfind('/', last - 1);
-    return before == std::string::npos ? name : name.substr(before + 1);
+    size_t parent = name.rfind('/', last - 1);
+    return parent == std::string::npos ? name : name.substr(parent + 1);
 }
 
 static Slice slice(const std::string &text)
@@ -110,7 +110,7 @@ int Share::open(Session *session, uint32_t indexes)
         return session->fail(HA_ERR_TABLE_DEF_CHANGED, "",
                              "the host's table '" + name_ + "' has other indexes", false);
     table_ = opened.table;
-    auto_at_ = auto_end_ = opened.next_auto ? static_cast<uint64_t>(opened.next_auto) : 1;
+    auto_next_ = auto_end_ = opened.next_auto ? static_cast<uint64_t>(opened.next_auto) : 1;
     is_open_ = true;
     return 0;
 }
@@ -118,7 +118,7 @@ int Share::open(Session *session, uint32_t indexes)
 void Share::forget_counters()
 {
     std::lock_guard<std::mutex> guard(lock_);
-    auto_at_ = auto_end_ = 1;
+    auto_next_ = auto_end_ = 1;
     raise_to_ = 0;
     stats_us_ = 0;
     knows_largest_ = true;
@@ -153,7 +153,7 @@ bool Share::needs_largest()
     return !knows_largest_;
 }
 
-void Share::know_largest(uint64_t largest)
+void Share::set_largest(uint64_t largest)
 {
     std::lock_guard<std::mutex> guard(lock_);
     knows_largest_ = true;
@@ -161,13 +161,13 @@ void Share::know_largest(uint64_t largest)
         raise_to_ = largest + 1;
 }
 
-void Share::saw_auto(uint64_t value)
+void Share::note_auto(uint64_t value)
 {
     std::lock_guard<std::mutex> guard(lock_);
-    if (value < auto_at_)
+    if (value < auto_next_)
         return;
     if (value < auto_end_)
-        auto_at_ = value + 1;
+        auto_next_ = value + 1;
     else if (value >= raise_to_)
         raise_to_ = value < UINT64_MAX ? value + 1 : value;
 }
@@ -175,15 +175,15 @@ void Share::saw_auto(uint64_t value)
 uint64_t Share::next_auto()
 {
     std::lock_guard<std::mutex> guard(lock_);
-    return raise_to_ > auto_at_ ? raise_to_ : auto_at_;
+    return raise_to_ > auto_next_ ? raise_to_ : auto_next_;
 }
 
 int Share::set_auto(Session *session, uint64_t next)
 {
     int error = raise_auto(session, table_, next);
     std::lock_guard<std::mutex> guard(lock_);
-    if (!error && next > auto_at_)
-        auto_at_ = auto_end_ = next;
+    if (!error && next > auto_next_)
+        auto_next_ = auto_end_ = next;
     return error;
 }
 
@@ -193,7 +193,7 @@ int Share::reserve_auto(Session *session, uint64_t count)
         int error = raise_auto(session, table_, raise_to_);
         if (error)
             return error;
-        auto_at_ = auto_end_ = raise_to_;
+        auto_next_ = auto_end_ = raise_to_;
     }
     raise_to_ = 0;
     uint64_t first;
@@ -201,19 +201,19 @@ int Share::reserve_auto(Session *session, uint64_t count)
     if (error)
         return error;
     if (first != auto_end_)
-        auto_at_ = first;
+        auto_next_ = first;
     auto_end_ = first + count < first ? UINT64_MAX : first + count;
     return 0;
 }
 
-/* First value from `at` on that is `offset` plus a multiple of `increment`. */
-static uint64_t round_up(uint64_t at, uint64_t offset, uint64_t increment)
+/* First value from `value` on that is `offset` plus a multiple of `increment`. */
+static uint64_t round_up(uint64_t value, uint64_t offset, uint64_t increment)
 {
     if (increment <= 1)
-        return at;
-    if (at <= offset)
+        return value;
+    if (value <= offset)
         return offset;
-    uint64_t steps = (at - offset + increment - 1) / increment;
+    uint64_t steps = (value - offset + increment - 1) / increment;
     return offset + steps * increment;
 }
 
@@ -225,21 +225,21 @@ int Share::take_auto(Session *session, uint64_t offset, uint64_t increment, uint
         offset = 0; /* as the server's own rule has it */
     count = count ? count : 1;
     for (int attempt = 0;; attempt++) {
-        *first = round_up(auto_at_, offset, increment);
-        if (raise_to_ <= auto_end_ && *first < auto_end_ && *first >= auto_at_) {
-            uint64_t there = (auto_end_ - *first + increment - 1) / increment;
-            *reserved = there < count ? there : count;
-            auto_at_ = *first + *reserved * increment;
-            if (auto_at_ > auto_end_ || auto_at_ < *first)
-                auto_at_ = auto_end_;
+        *first = round_up(auto_next_, offset, increment);
+        if (raise_to_ <= auto_end_ && *first < auto_end_ && *first >= auto_next_) {
+            uint64_t available = (auto_end_ - *first + increment - 1) / increment;
+            *reserved = available < count ? available : count;
+            auto_next_ = *first + *reserved * increment;
+            if (auto_next_ > auto_end_ || auto_next_ < *first)
+                auto_next_ = auto_end_;
             return 0;
         }
         if (attempt == 3)
             return HA_ERR_AUTOINC_ERANGE;
-        uint64_t want = count * increment + increment, batch = autoinc_batch(session->thd());
-        int error = reserve_auto(session, want > batch && count > 1 ? want
+        uint64_t needed = count * increment + increment, batch = autoinc_batch(session->thd());
+        int error = reserve_auto(session, needed > batch && count > 1 ? needed
                                           : batch > increment       ? batch
-                                                                    : want);
+                                                                    : needed);
         if (error == HA_ERR_AUTOINC_ERANGE)
             error = reserve_auto(session, 1); /* the last ones */
         if (error)
@@ -251,7 +251,7 @@ int Share::take_auto(Session *session, uint64_t offset, uint64_t increment, uint
 
 static std::mutex row_id_lock;
 static uint32_t row_id_table;
-static uint64_t row_id_at, row_id_end;
+static uint64_t row_id_next, row_id_end;
 
 static int open_row_ids(Session *session)
 {
@@ -275,7 +275,7 @@ static int open_row_ids(Session *session)
 int take_row_id(Session *session, uint64_t *id)
 {
     std::lock_guard<std::mutex> guard(row_id_lock);
-    if (row_id_at == row_id_end) {
+    if (row_id_next == row_id_end) {
         int error = row_id_table ? 0 : open_row_ids(session);
         uint64_t first;
         if (!error)
@@ -284,10 +284,10 @@ int take_row_id(Session *session, uint64_t *id)
             row_id_table = 0; /* perhaps another store: look for it again */
             return error;
         }
-        row_id_at = first;
+        row_id_next = first;
         row_id_end = first + ROW_ID_RANGE;
     }
-    *id = row_id_at++;
+    *id = row_id_next++;
     return 0;
 }
 

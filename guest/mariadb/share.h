@@ -46,9 +46,9 @@ public:
     int take_auto(Session *session, uint64_t offset, uint64_t increment, uint64_t count,
                   uint64_t *first, uint64_t *reserved);
     bool needs_largest();
-    void know_largest(uint64_t largest);
+    void set_largest(uint64_t largest);
     /* Notes that an explicit value was written. */
-    void saw_auto(uint64_t value);
+    void note_auto(uint64_t value);
     int set_auto(Session *session, uint64_t next);
     uint64_t next_auto();
 
@@ -61,8 +61,8 @@ private:
     bool is_open_ = false;
     std::vector<IndexStat> stats_;
     ulonglong stats_us_ = 0;
-    uint64_t auto_at_ = 1;  /* the next of the range */
-    uint64_t auto_end_ = 1; /* the host's next, as far as known */
+    uint64_t auto_next_ = 1; /* next value of the range */
+    uint64_t auto_end_ = 1;  /* end of the range: the host's next value, as far as known */
     uint64_t raise_to_ = 0;
     bool knows_largest_ = false;
 };

@@ -67,14 +67,14 @@ static long long count_prepared(Session *session)
 std::string status_text(Session *session)
 {
     std::string text;
-    add_line(&text, "host          %s", way_to_host().address.c_str());
+    add_line(&text, "host          %s", get_host_endpoint().address.c_str());
     long long prepared = count_prepared(session);
     if (prepared < 0)
         add_line(&text, "state         unreachable: %s", session->last_text().c_str());
     else
         add_line(&text, "state         connected; %lld transactions are prepared", prepared);
     add_line(&text, "connections   %llu made, %llu made again, %zu idle", count(counters.connects),
-             count(counters.reconnects), pool_count());
+             count(counters.reconnects), count_pool());
     add_line(&text, "rings         %llu of them went on by one; %llu bells, %llu sleeps",
              count(counters.rings), count(counters.bells), count(counters.sleeps));
     add_line(&text, "requests      %llu, %llu waited for, %llu cancelled", count(counters.requests),
@@ -88,7 +88,7 @@ std::string status_text(Session *session)
     add_line(&text,
              "transactions  %llu commits, %llu prepares, %llu rollbacks, %zu ends not confirmed",
              count(counters.commits), count(counters.prepares), count(counters.rollbacks),
-             count_unfinished());
+             count_pending_ends());
     return text;
 }
 

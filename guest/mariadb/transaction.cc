@@ -22,12 +22,12 @@ void Session::end_read_only()
     Batch batch;
     batch.add(op);
     counters.batches++;
-    Killed killed;
+    KillCheck kill_check;
     Bytes body = batch.take(tx, 0, 0);
     if (had_locks)
-        client_->call(std::move(body), 0, killed, &reply_);
+        client_->call(std::move(body), 0, kill_check, &reply_);
     else
-        client_->post(std::move(body), 0, killed);
+        client_->post(std::move(body), 0, kill_check);
 }
 
 int Session::commit_transaction()
@@ -48,11 +48,11 @@ int Session::commit_transaction()
     op.kind = op::COMMIT;
     op.flags = is_durable(thd_) ? 0 : op_flag::RELAXED;
     batch_.add(op);
-    Sending sending;
-    sending.all_or_nothing = true;
+    SendOptions options;
+    options.all_or_nothing = true;
     Reply reply;
     counters.commits++;
-    int error = send(sending, &reply_, &reply);
+    int error = send(options, &reply_, &reply);
     if (error)
         end_read_only();
     else
@@ -60,19 +60,19 @@ int Session::commit_transaction()
     return error;
 }
 
-/* The statement has ended well, the transaction goes on. Writes that the server has logged
- * cannot fail alone any more. */
+/* Ends a statement without an error; the transaction goes on. Writes that the server has logged can
+ * no longer fail alone. */
 int Session::end_statement()
 {
     int error = 0;
     if (has_pending_writes_ && has_only_inserts_ && buffers_transaction()) {
         has_buffered_ = true;
-        marks_.clear(); /* who wrote the rows may be gone by then */
+        marks_.clear(); /* the writers may be destroyed before the rows are sent */
     } else {
         error = flush();
     }
     if (error && !is_lost_)
-        lose(error);
+        lose_transaction(error);
     bool was_reported = is_reported_;
     reset_statement();
     is_reported_ = was_reported;
@@ -101,7 +101,7 @@ int Session::rollback(bool all)
     return 0;
 }
 
-void Session::leave()
+void Session::end()
 {
     if (is_prepared_)
         reset_transaction(); /* it belongs to nobody, and waits for XA COMMIT */
@@ -116,10 +116,10 @@ int Session::start_snapshot()
     Batch batch;
     uint16_t flags = static_cast<uint16_t>(batch_flags() | batch_flag::NEW_SNAPSHOT);
     counters.batches++;
-    Killed killed = {nullptr, nullptr};
-    Call call = client_->call(batch.take(tx_, flags, 0), 0, killed, &reply_);
-    if (call != Call::DONE)
-        return sent_badly(call, false);
+    KillCheck kill_check = {nullptr, nullptr};
+    CallResult call = client_->call(batch.take(tx_, flags, 0), 0, kill_check, &reply_);
+    if (call != CallResult::DONE)
+        return handle_call_failure(call, false);
     Reply reply;
     if (!reply.parse(reply_) || reply.status != status::OK)
         return fail(HA_ERR_INTERNAL_ERROR, "", "the host takes no snapshot", false);

@@ -127,7 +127,7 @@ void Stream::close()
     has_ended_ = false;
 }
 
-void Stream::change_over(std::unique_ptr<Ring> ring)
+void Stream::switch_to_ring(std::unique_ptr<Ring> ring)
 {
     counters.rings++;
     ring_ = std::move(ring);
@@ -141,17 +141,17 @@ bool Stream::write(const void *head, size_t head_bytes, const void *body, size_t
     if (!write_to_ring(head, head_bytes, timeout_ms) ||
         !write_to_ring(body, body_bytes, timeout_ms))
         return false;
-    tell_host();
+    wake_host();
     return true;
 }
 
-ssize_t Stream::read(void *to, size_t most)
+ssize_t Stream::read(void *to, size_t max_bytes)
 {
     if (!ring_)
-        return ::read(fd_, to, most);
-    if (!ring_->is_mine())
+        return ::read(fd_, to, max_bytes);
+    if (!ring_->is_own())
         return 0;
-    ssize_t n = ring_->read(to, most);
+    ssize_t n = ring_->read(to, max_bytes);
     if (n > 0 && ring_->must_ring_writer())
         ring_bell();
     if (n == 0 && has_ended_)
@@ -179,7 +179,7 @@ void Stream::ring_bell()
 }
 
 /* Rings the host if it sleeps: bytes are there for it. */
-void Stream::tell_host()
+void Stream::wake_host()
 {
     if (ring_->must_ring_reader())
         ring_bell();
@@ -187,20 +187,20 @@ void Stream::tell_host()
 
 bool Stream::write_to_ring(const void *from, size_t bytes, int timeout_ms)
 {
-    const char *left = static_cast<const char *>(from);
+    const char *next = static_cast<const char *>(from);
     while (bytes > 0) {
-        bool is_mine = ring_->is_mine();
-        ssize_t n = is_mine ? ring_->write(left, bytes) : -1;
+        bool is_own = ring_->is_own();
+        ssize_t n = is_own ? ring_->write(next, bytes) : -1;
         if (n < 0) {
-            errno = is_mine ? EPROTO : ECONNRESET;
+            errno = is_own ? EPROTO : ECONNRESET;
             return false;
         }
-        left += n;
+        next += n;
         bytes -= static_cast<size_t>(n);
         if (bytes == 0 || n > 0)
             continue;
-        tell_host();
-        if (ring_->wait_for_room() && !hear_bells(timeout_ms)) {
+        wake_host();
+        if (ring_->wait_for_room() && !wait_for_bells(timeout_ms)) {
             errno = has_ended_ ? ECONNRESET : ETIMEDOUT;
             return false;
         }
@@ -209,16 +209,16 @@ bool Stream::write_to_ring(const void *from, size_t bytes, int timeout_ms)
 }
 
 /* Sleeps until the host rings; false: it does not, or the socket has ended. */
-bool Stream::hear_bells(int timeout_ms)
+bool Stream::wait_for_bells(int timeout_ms)
 {
     char bells[64];
     pollfd p = {fd_, POLLIN, 0};
     counters.sleeps++;
-    int is_there;
+    int events;
     do
-        is_there = poll(&p, 1, timeout_ms);
-    while (is_there < 0 && errno == EINTR);
-    if (is_there <= 0)
+        events = poll(&p, 1, timeout_ms);
+    while (events < 0 && errno == EINTR);
+    if (events <= 0)
         return false;
     ssize_t n = recv(fd_, bells, sizeof(bells), MSG_DONTWAIT);
     has_ended_ = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
@@ -226,34 +226,34 @@ bool Stream::hear_bells(int timeout_ms)
 }
 
 /* Polls the ring for as long as that pays, while no other thread wants the CPU. */
-bool Stream::look_at_ring(int64_t since_ns)
+bool Stream::poll_ring(int64_t since_ns)
 {
-    constexpr int GLANCES = 32;
+    constexpr int POLLS_PER_YIELD = 32;
     int64_t now = since_ns;
     spin_.begin();
     do {
-        for (int i = 0; i < GLANCES; i++) {
-            if (ring_->has_some())
+        for (int i = 0; i < POLLS_PER_YIELD; i++) {
+            if (ring_->has_bytes())
                 return true;
             relax();
         }
-        int64_t before = now_ns();
+        int64_t yield_start_ns = now_ns();
         sched_yield();
         now = now_ns();
-        spin_.gave_way(now - before, now - since_ns);
+        spin_.note_yield(now - yield_start_ns, now - since_ns);
     } while (now - since_ns < spin_.time_ns());
-    return ring_->has_some();
+    return ring_->has_bytes();
 }
 
 bool Stream::wait_for_ring(int timeout_ms)
 {
     int64_t since_ns = now_ns();
-    if (look_at_ring(since_ns) || has_ended_ || !ring_->sleep())
+    if (poll_ring(since_ns) || has_ended_ || !ring_->sleep())
         return true;
-    bool is_rung = hear_bells(timeout_ms);
+    bool is_rung = wait_for_bells(timeout_ms);
     ring_->wake();
     if (is_rung)
-        spin_.slept(now_ns() - since_ns);
+        spin_.note_sleep(now_ns() - since_ns);
     return is_rung || has_ended_;
 }
 

@@ -21,7 +21,7 @@ static bool is_number(enum_field_types type)
 }
 
 /* Reverses bytes: big-endian to little-endian. */
-static void turn(uchar *to, const uint8_t *from, uint bytes)
+static void reverse_bytes(uchar *to, const uint8_t *from, uint bytes)
 {
     for (uint i = 0; i < bytes; i++)
         to[i] = from[bytes - 1 - i];
@@ -59,7 +59,7 @@ bool decode_value(Field *field, const uint8_t *from, uint bytes, my_ptrdiff_t of
     if (bytes != field->pack_length())
         return false;
     if (is_number(type)) {
-        turn(to, from, bytes);
+        reverse_bytes(to, from, bytes);
         if (!static_cast<Field_num *>(field)->unsigned_flag)
             to[bytes - 1] ^= 0x80;
         return true;
@@ -68,7 +68,7 @@ bool decode_value(Field *field, const uint8_t *from, uint bytes, my_ptrdiff_t of
     case MYSQL_TYPE_NEWDATE:
     case MYSQL_TYPE_ENUM:
     case MYSQL_TYPE_SET:
-        turn(to, from, bytes);
+        reverse_bytes(to, from, bytes);
         return true;
     case MYSQL_TYPE_YEAR:
     case MYSQL_TYPE_TIME2:

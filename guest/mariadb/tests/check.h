@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What the tests without a server have in common. */
+/* Checks and result of the test programs that need no server. */
 #pragma once
 #include <cstdio>
 
@@ -7,14 +7,14 @@ namespace {
 
 int passed, failed;
 
-void check(bool is_good, const char *what)
+void check(bool is_good, const char *name)
 {
     is_good ? passed++ : failed++;
     if (!is_good)
-        printf("failed: %s\n", what);
+        printf("failed: %s\n", name);
 }
 
-/* The last line, and how the program ends. */
+/* Prints the last line. Returns the program's exit status. */
 int report()
 {
     printf("%d passed, %d failed\n", passed, failed);

@@ -47,12 +47,12 @@ public:
         unlink((folder_ + "/s").c_str());
         rmdir(folder_.c_str());
     }
-    Way way(const std::string &ring = "off") const
+    Endpoint endpoint(const std::string &ring = "off") const
     {
-        Way way;
-        way.address = "unix:" + folder_ + "/s";
-        way.ring = ring;
-        return way;
+        Endpoint endpoint;
+        endpoint.address = "unix:" + folder_ + "/s";
+        endpoint.ring = ring;
+        return endpoint;
     }
 
     /* Takes a connection and welcomes it; false: the test is over. */
@@ -71,7 +71,7 @@ public:
         send(kind::WELCOME, 0, &welcome, sizeof(welcome));
         return true;
     }
-    /* The number of the next request; 0: the connection ended. */
+    /* Reads the next request. Returns its number; 0: the connection ended. */
     uint64_t request()
     {
         while (read_frame())
@@ -79,7 +79,7 @@ public:
                 return frame_.seq;
         return 0;
     }
-    /* The next frame is a wish for a ring: gives this slot, or none (below 0). */
+    /* Answers the request for a ring, which is the next frame. `slot` below 0: grants none. */
     void answer_ring(int slot)
     {
         if (!read_frame() || frame_.kind != kind::RING)
@@ -99,7 +99,7 @@ public:
         failure.reserved = 0;
         send(kind, 0, &failure, sizeof(failure), flag::FAILED);
     }
-    /* A bell; false: the connection ended. */
+    /* Waits for a bell; false: the connection ended. */
     bool bell()
     {
         char byte;
@@ -176,15 +176,15 @@ static void test_asked_again()
         h.reply(seq);
         h.request();
     });
-    Client client(host.way(), "table", 30000);
+    Client client(host.endpoint(), "table", 30000);
     Bytes reply;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && was_again,
+    check(client.call(body("a"), 0, KillCheck(), &reply) == CallResult::DONE && was_again,
           "asked again, and marked");
     check(reply.size() == 4, "the reply's body");
 }
 
-/* A connection that was had long ago and has given no reply says nothing of the one that breaks
- * now. */
+/* The client's patience begins with the wait for a reply: an older connection, which brought no
+ * reply, does not count. */
 static void test_patience_begins_with_the_wait()
 {
     constexpr int PATIENCE_MS = 200;
@@ -197,11 +197,12 @@ static void test_patience_begins_with_the_wait()
             h.reply(h.request());
         h.request();
     });
-    Client client(host.way(), "table", PATIENCE_MS);
-    check(client.post(body("a"), 0, Killed()) == Call::DONE, "posted");
+    Client client(host.endpoint(), "table", PATIENCE_MS);
+    check(client.post(body("a"), 0, KillCheck()) == CallResult::DONE, "posted");
     poll(nullptr, 0, 2 * PATIENCE_MS);
     Bytes reply;
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE, "the wait's own patience");
+    check(client.call(body("b"), 0, KillCheck(), &reply) == CallResult::DONE,
+          "the wait's own patience");
 }
 
 static void test_poison()
@@ -214,14 +215,15 @@ static void test_poison()
         }
     });
     {
-        Client client(host.way(), "table", 1000);
+        Client client(host.endpoint(), "table", 1000);
         Bytes reply;
-        check(client.call(body("a"), 0, Killed(), &reply) == Call::UNREACHABLE, "given up");
+        check(client.call(body("a"), 0, KillCheck(), &reply) == CallResult::UNREACHABLE,
+              "given up");
     }
     check(connections > 1, "tried again");
 }
 
-/* A region in a file, and what the host does with its first slot. */
+/* A region in a file, and the host's side of its first slot. */
 class Memory {
 public:
     Memory()
@@ -262,7 +264,7 @@ public:
         memset(base_ + SLOTS_OFF, 0, 4096);
         word(STAMP_OFF) = stamp;
     }
-    /* So many bytes that the client wrote, from its first one. */
+    /* Takes this many bytes of the client out of its ring. */
     std::string take(Host &host, size_t bytes)
     {
         std::string taken;
@@ -276,7 +278,7 @@ public:
         }
         return taken;
     }
-    /* Takes a connection that asks for this ring: its first request, of a byte. */
+    /* Takes a connection and grants it this ring. Returns its first request, of a byte. */
     std::string first_request(Host &host)
     {
         host.welcome();
@@ -284,6 +286,7 @@ public:
         host.answer_ring(0);
         return take(host, sizeof(Frame) + 1);
     }
+    /* Writes bytes to the client's ring. */
     void give(Host &host, const std::string &bytes)
     {
         for (char byte : bytes) {
@@ -324,26 +327,27 @@ static void test_by_ring()
         h.reply(h.request());
         h.request();
     });
-    Way way = host.way(memory.name());
-    way.spin_us = 20;
-    Client client(way, "table", 30000);
+    Endpoint endpoint = host.endpoint(memory.name());
+    endpoint.spin_us = 20;
+    Client client(endpoint, "table", 30000);
     Bytes reply, long_body;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4,
+    check(client.call(body("a"), 0, KillCheck(), &reply) == CallResult::DONE && reply.size() == 4,
           "by ring");
     check(heard.size() == sizeof(Frame) + 1 && heard.back() == 'a', "what the host read");
     memset(long_body.grow(2 * DATA_BYTES), 'x', 2 * DATA_BYTES);
-    check(client.call(std::move(long_body), 0, Killed(), &reply) == Call::DONE, "a long one");
+    check(client.call(std::move(long_body), 0, KillCheck(), &reply) == CallResult::DONE,
+          "a long one");
     check(reply.size() == long_reply.size() &&
               memcmp(reply.data(), long_reply.data(), reply.size()) == 0,
           "a long reply");
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4,
+    check(client.call(body("b"), 0, KillCheck(), &reply) == CallResult::DONE && reply.size() == 4,
           "the last words");
-    check(client.call(body("c"), 0, Killed(), &reply) == Call::DONE,
+    check(client.call(body("c"), 0, KillCheck(), &reply) == CallResult::DONE,
           "by socket, when there is no ring");
     check(counters.rings == 1, "one connection went by a ring");
 }
 
-/* The host's words are not believed: the connection is made again, and does without. */
+/* After wrong data in the ring, the client connects again without a ring. */
 static void test_damaged_ring()
 {
     Memory memory;
@@ -360,14 +364,15 @@ static void test_damaged_ring()
         h.reply(h.request());
         h.request();
     });
-    Client client(host.way(memory.name()), "table", 30000);
+    Client client(host.endpoint(memory.name()), "table", 30000);
     Bytes reply;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE, "a damaged frame");
+    check(client.call(body("a"), 0, KillCheck(), &reply) == CallResult::DONE, "a damaged frame");
     client.restart();
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE, "a word that cannot be true");
+    check(client.call(body("b"), 0, KillCheck(), &reply) == CallResult::DONE,
+          "a word that cannot be true");
 }
 
-/* It did without since a ring was damaged, and asks for one where there is no other way. */
+/* A client without a ring, since one was damaged, requests one again where the host demands it. */
 static void test_ring_only()
 {
     Memory memory;
@@ -389,17 +394,17 @@ static void test_ring_only()
                 h.fail(kind::GOODBYE, failure::RING_ONLY);
         }
     });
-    Client client(host.way(memory.name()), "table", 30000);
+    Client client(host.endpoint(memory.name()), "table", 30000);
     Bytes reply;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4,
+    check(client.call(body("a"), 0, KillCheck(), &reply) == CallResult::DONE && reply.size() == 4,
           "a ring, after all");
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::UNREACHABLE,
+    check(client.call(body("b"), 0, KillCheck(), &reply) == CallResult::UNREACHABLE,
           "no ring, and no other way");
     check(client.failure_code() == failure::RING_ONLY, "and it is told why");
 }
 
-/* A slot that has become somebody else's, with replies that look right, is the end of the
- * connection and no more. */
+/* A slot that has become another client's, with replies that look right, ends the connection and
+ * does no more harm. */
 static void test_slot_of_another()
 {
     Memory memory;
@@ -415,17 +420,17 @@ static void test_slot_of_another()
         memory.give(h, Host::frame_of(kind::REPLY, 2, "good!", 5, 0, STAMP));
         h.request();
     });
-    Client client(host.way(memory.name()), "table", 30000);
+    Client client(host.endpoint(memory.name()), "table", 30000);
     Bytes reply;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE, "its own slot");
+    check(client.call(body("a"), 0, KillCheck(), &reply) == CallResult::DONE, "its own slot");
     while (memory.word(STAMP_OFF) == STAMP || memory.word(128) < 3 * (sizeof(Frame) + 4))
         std::this_thread::yield();
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 5,
+    check(client.call(body("b"), 0, KillCheck(), &reply) == CallResult::DONE && reply.size() == 5,
           "another's slot");
 }
 
-/* A connection breaks, and the reply is there again before the host says which ring the next one
- * has. */
+/* A connection breaks, and the reply comes again before the host grants a ring to the next
+ * connection. */
 static void test_reply_before_ring()
 {
     Memory memory;
@@ -446,11 +451,11 @@ static void test_reply_before_ring()
         memory.give(h, Host::frame_of(kind::REPLY, seq + 1, "next", 4, 0, STAMP));
         h.request();
     });
-    Client client(host.way(memory.name()), "table", 30000);
+    Client client(host.endpoint(memory.name()), "table", 30000);
     Bytes reply;
-    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4,
+    check(client.call(body("a"), 0, KillCheck(), &reply) == CallResult::DONE && reply.size() == 4,
           "an early reply");
-    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE &&
+    check(client.call(body("b"), 0, KillCheck(), &reply) == CallResult::DONE &&
               memcmp(reply.data(), "next", 4) == 0 && is_again,
           "the next one");
 }
@@ -473,21 +478,21 @@ static void test_regions()
 static void test_spin()
 {
     Spin spin;
-    spin.set_most(8000);
-    spin.slept(9000);
+    spin.set_max_ns(8000);
+    spin.note_sleep(9000);
     check(spin.time_ns() == 0, "in vain");
-    spin.slept(8000);
+    spin.note_sleep(8000);
     check(spin.time_ns() == 8000, "worth while");
-    spin.slept(9000);
+    spin.note_sleep(9000);
     check(spin.time_ns() == 4000, "less");
-    spin.set_most(1000);
+    spin.set_max_ns(1000);
     check(spin.time_ns() == 1000, "no more than is allowed");
     spin.begin();
     for (int64_t n = 1; n <= 20; n++)
-        spin.gave_way(30000, n * 100000);
+        spin.note_yield(30000, n * 100000);
     check(spin.time_ns() == 1000, "interrupts are no reason");
     spin.begin();
-    spin.gave_way(101000, 110000);
+    spin.note_yield(101000, 110000);
     check(spin.time_ns() == 0, "nothing where others want the CPU");
 }
 

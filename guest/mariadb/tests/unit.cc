@@ -24,12 +24,12 @@ static Slice slice(const std::string &text)
 
 static int compare_bytes(const Bytes &a, const Bytes &b)
 {
-    size_t least = std::min(a.size(), b.size());
-    int order = least ? memcmp(a.data(), b.data(), least) : 0;
+    size_t shared = std::min(a.size(), b.size());
+    int order = shared ? memcmp(a.data(), b.data(), shared) : 0;
     return sign(order ? order : a.size() < b.size() ? -1 : a.size() > b.size());
 }
 
-/* Comparison as if both were filled up with spaces. */
+/* Compares as if both were filled up with spaces. */
 static int compare_padded(std::string a, std::string b, const std::string &space)
 {
     while (a.size() < b.size() + space.size())
@@ -48,7 +48,7 @@ static Space space_of(const std::string &text)
     return space;
 }
 
-/* Words over few letters, of whole weights, so that they often share beginnings. */
+/* Random word over few letters, of whole weights, so that words often share beginnings. */
 static std::string word(std::mt19937 &random, size_t weight)
 {
     static const uint8_t letters[] = {0x00, 0x1f, 0x20, 0x20, 0x21, 0xff};
@@ -230,7 +230,7 @@ static Bytes sample_reply()
     return body;
 }
 
-/* How many rows can be read, all of them touched. */
+/* Reads all rows, and all of their bytes. Returns the number of rows. */
 static int read_all(const Bytes &body)
 {
     Reply reply;
@@ -265,7 +265,7 @@ static void test_replies()
         is_less &= read_all(part) < 4;
     }
     check(is_less, "a reply that is cut off has fewer rows");
-    /* Any damage: only what the sanitizer would see counts. */
+    /* Random damage: the only check is the sanitizer's. */
     std::mt19937 random(5);
     for (int i = 0; i < 200000; i++) {
         Bytes part;
@@ -282,7 +282,7 @@ static void test_replies()
     check(true, "damaged replies");
 }
 
-/* What the host makes of a filter's terms, by table/filter.rs; reads the value of a scan. */
+/* Evaluates the filter in the value of a scan as the host does, by table/filter.rs. */
 static bool passes(const Bytes &value, const Bytes &row)
 {
     FilterHeader header;
@@ -318,11 +318,11 @@ static Bytes row_of(uint64_t number, size_t width)
     return row;
 }
 
-/* Numbers near each other, and near the ends of what a width holds. */
+/* Random number, often near the limits of the width. */
 static uint64_t number(std::mt19937_64 &random, size_t width)
 {
-    uint64_t most = UINT64_MAX >> (64 - 8 * width), number = random() >> (random() % 64);
-    return (random() % 4 ? number : most - number % 1000) & most;
+    uint64_t max = UINT64_MAX >> (64 - 8 * width), number = random() >> (random() % 64);
+    return (random() % 4 ? number : max - number % 1000) & max;
 }
 
 static void test_number_filters()

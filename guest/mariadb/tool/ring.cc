@@ -18,18 +18,19 @@
 
 static const char *DEVICES = "/sys/bus/pci/devices";
 
-static bool has(const std::string &path, const char *text)
+static bool file_begins_with(const std::string &path, const char *text)
 {
     char line[64] = {};
     FILE *file = fopen(path.c_str(), "re");
-    bool is_it = file && fgets(line, sizeof(line), file) && strncmp(line, text, strlen(text)) == 0;
+    bool is_match =
+        file && fgets(line, sizeof(line), file) && strncmp(line, text, strlen(text)) == 0;
     if (file)
         fclose(file);
-    return is_it;
+    return is_match;
 }
 
-/* Enables a device, whose memory cannot be read otherwise: no driver does it. The kernel counts
- * this, so that other devices end as they were. */
+/* Enables or disables a device: no driver does it, and its memory cannot be read otherwise. The
+ * kernel counts this, so that other devices end in their old state. */
 static void enable(const std::string &device, bool on)
 {
     FILE *file = fopen((device + "/enable").c_str(), "we");
@@ -50,20 +51,20 @@ static bool is_region(int fd)
     return head.magic == millrace::REGION_MAGIC;
 }
 
-/* True: the device is Millrace's. */
-static bool give(const std::string &device, const passwd *user)
+/* Gives the memory of a device to the user. False: the device is not Millrace's. */
+static bool hand_over(const std::string &device, const passwd *user)
 {
     std::string memory = device + "/resource2";
     int fd = open(memory.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return false;
-    bool is_it = is_region(fd);
-    if (is_it && (fchown(fd, user->pw_uid, user->pw_gid) || fchmod(fd, 0600)))
+    bool is_match = is_region(fd);
+    if (is_match && (fchown(fd, user->pw_uid, user->pw_gid) || fchmod(fd, 0600)))
         fprintf(stderr, "millrace-ring: %s: %s\n", memory.c_str(), strerror(errno));
-    else if (is_it)
+    else if (is_match)
         printf("millrace-ring: %s is %s's\n", memory.c_str(), user->pw_name);
     close(fd);
-    return is_it;
+    return is_match;
 }
 
 int main(int count, char **words)
@@ -74,19 +75,20 @@ int main(int count, char **words)
         fprintf(stderr, user ? "millrace-ring: no PCI devices\n" : "usage: millrace-ring USER\n");
         return user ? 1 : 2;
     }
-    bool is_there = false;
+    bool has_device = false;
     while (dirent *entry = readdir(folder)) {
         std::string device = std::string(DEVICES) + "/" + entry->d_name;
-        if (!has(device + "/vendor", "0x1af4") || !has(device + "/device", "0x1110"))
+        if (!file_begins_with(device + "/vendor", "0x1af4") ||
+            !file_begins_with(device + "/device", "0x1110"))
             continue;
         enable(device, true);
-        if (give(device, user))
-            is_there = true;
+        if (hand_over(device, user))
+            has_device = true;
         else
             enable(device, false);
     }
     closedir(folder);
-    if (!is_there)
+    if (!has_device)
         fprintf(stderr, "millrace-ring: there is no memory that is shared with Millrace\n");
-    return is_there ? 0 : 1;
+    return has_device ? 0 : 1;
 }
