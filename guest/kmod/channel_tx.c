@@ -258,7 +258,10 @@ static bool wait_for_room(struct mr_queue *q, u8 client)
 {
 	WRITE_ONCE(q->waiting_clients, q->waiting_clients | BIT(client));
 	q->stats.full++;
-	/* Orders the waiting clients before the event: its doorbell runs reclaim(), channel_rx.c. */
+	/*
+	 * Orders the waiting clients before the event: its doorbell runs reclaim() in channel_rx.c,
+	 * which reads them.
+	 */
 	virt_wmb();
 	return mr_queue_request_doorbell(q);
 }

@@ -104,7 +104,8 @@ static int64_t move_plain(struct ends *ends, size_t count, enum mode mode)
 	return moved;
 }
 
-static int64_t move_by_pipe(struct ends *ends, size_t count, const struct job *job, struct totals *totals)
+static int64_t move_by_pipe(struct ends *ends, size_t count, const struct job *job,
+			    struct totals *totals)
 {
 	struct millrace_options options = MILLRACE_OPTIONS;
 	int64_t moved;

@@ -21,7 +21,7 @@ namespace {
 constexpr const char *DEVICES = "/sys/bus/pci/devices";
 constexpr unsigned VENDOR = 0x1af4, DEVICE = 0x1110;
 
-constexpr size_t MOST_BYTES = 1 << 30;
+constexpr size_t MAX_REGION_BYTES = 1 << 30;
 
 std::mutex cache_lock;
 std::string cached_path;
@@ -47,7 +47,7 @@ std::shared_ptr<Region> map_region(const std::string &path)
     struct stat status;
     std::shared_ptr<Region> region;
     if (fstat(fd, &status) == 0 && status.st_size > static_cast<off_t>(SLOTS_OFF) &&
-        status.st_size <= static_cast<off_t>(MOST_BYTES)) {
+        status.st_size <= static_cast<off_t>(MAX_REGION_BYTES)) {
         size_t bytes = static_cast<size_t>(status.st_size);
         void *base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (base != MAP_FAILED)
