@@ -14,7 +14,7 @@ use crate::limits::MAX_RUN_CLUSTERS;
 use crate::map::claims::Taken;
 use crate::map::epochs::Stay;
 use crate::map::slices::{Pinned, Slice};
-use crate::map::view::{Piece, View, may_write, piece};
+use crate::map::view::{Piece, View, piece};
 
 /// Plan of a write: the way in which it begins.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl Chain {
         let top = view.top()?;
         if let Some((entry, is_own)) = top.data_entry(&self.top, offset, max) {
             let host = entry::offset(entry) + self.top.geometry().in_cluster(offset);
-            let in_place = is_own && may_write(entry) && !self.is_damaged();
+            let in_place = is_own && entry::may_write(entry) && !self.is_damaged();
             return in_place.then_some((host, max));
         }
         let found = self.top_piece(top, offset, max)?.1;

@@ -1,8 +1,10 @@
 //! Growing the disk of an image while it is served.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+
+use base::sync::write;
 
 use super::clear::Clear;
 use super::read::Scratch;
@@ -103,8 +105,7 @@ impl Image {
         let bits = self.geometry().cluster_bits;
         let io = Error::io;
         let clusters = (needed * 8).div_ceil(1 << bits);
-        let place =
-            self.take_row(writer, meta, clusters).map_err(io("making a larger L1 table"))?;
+        let place = writer.take_row(meta, clusters).map_err(io("making a larger L1 table"))?;
         let entries: Box<[AtomicU64]> = (0..needed as usize)
             .map(|n| AtomicU64::new(old.entries.get(n).map_or(0, |e| e.load(Ordering::Acquire))))
             .collect();
@@ -117,27 +118,27 @@ impl Image {
         // First in the file: after an error entries go on to where the header says.
         let written = self.write_size(self.len_bytes(), &l1);
         // After an error the file may say so nevertheless.
-        if written.is_err() && !self.has_l1_at(offset) {
+        if written.is_err() && !self.has_l1_at(writer, offset) {
             return written.map_err(io("writing the place of the L1 table"));
         }
-        *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(l1);
+        *write(&self.l1) = Arc::new(l1);
         self.l1_generation.fetch_add(1, Ordering::Release);
         meta.metadata.add_range(place..place + clusters);
         self.sync().map_err(io("writing the place of the L1 table"))?;
         let used = old.offset >> bits;
         let used = used..used + (old.entries.len() as u64 * 8).div_ceil(1 << bits);
         meta.metadata.remove_range(&used);
-        writer.release(meta, used, bits);
+        writer.release(meta, used);
         Ok(())
     }
 
     /// Whether the file says that the L1 table is there. An image of which that is not known is not
     /// written to any more.
-    fn has_l1_at(&self, offset: u64) -> bool {
+    fn has_l1_at(&self, writer: &Writer, offset: u64) -> bool {
         let mut word = [0; 8];
         let result = self.store.read_padded(&mut word, place::SIZE + 16);
         if let Err(e) = &result {
-            self.damaged(&format!("where its L1 table is cannot be read: {e}"));
+            writer.mark_damaged(&format!("where its L1 table is cannot be read: {e}"));
         }
         result.is_ok() && u64::from_be_bytes(word) == offset
     }

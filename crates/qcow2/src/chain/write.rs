@@ -181,7 +181,7 @@ impl Chain {
         } else {
             match writer.claims.take(parts.len() as u64) {
                 Some(taken) => taken,
-                None => self.top.take_clusters(writer, &mut writer.meta(), parts.len() as u64)?,
+                None => writer.take_clusters(&mut writer.meta(), parts.len() as u64)?,
             }
         };
         let count = (hosts.end - hosts.start) as usize;
@@ -224,14 +224,14 @@ impl Chain {
                 let (from, len) = entry::compressed(entry, &geometry);
                 let clusters = from >> bits..((from + len - 1) >> bits) + 1;
                 meta.check_no_table(clusters.clone())?;
-                writer.release(&mut meta, clusters, bits);
+                writer.release(&mut meta, clusters);
             } else if entry::is_allocated(entry, &geometry) {
                 let host = entry::offset(entry) >> bits;
                 meta.check_no_table(host..host + 1)?;
                 // Without the mark that it is ours alone it is somebody else's, too. If the count
                 // says otherwise, a leak is better than a cluster that is used twice.
                 if entry & COPIED != 0 || meta.refcounts.get(host)? > 1 {
-                    writer.release(&mut meta, host..host + 1, bits);
+                    writer.release(&mut meta, host..host + 1);
                 }
             }
         }
@@ -383,7 +383,7 @@ impl Image {
         }
         let bits = self.geometry().cluster_bits;
         if old == 0 {
-            let table = self.take_clusters(writer, meta, 1)?.start;
+            let table = writer.take_clusters(meta, 1)?.start;
             meta.metadata.add(table);
             return self.set_l1(index, table << bits | COPIED);
         }
@@ -394,7 +394,7 @@ impl Image {
             self.drop_slices(index);
             return Ok(());
         }
-        let table = self.take_clusters(writer, meta, 1)?.start;
+        let table = writer.take_clusters(meta, 1)?.start;
         meta.metadata.add(table);
         let mut bytes = vec![0; self.geometry().cluster_len() as usize];
         self.store.read_padded(&mut bytes, old_table << bits)?;
@@ -402,7 +402,7 @@ impl Image {
         self.sync()?;
         self.set_l1(index, table << bits | COPIED)?;
         self.drop_slices(index);
-        writer.release(meta, old_table..old_table + 1, bits);
+        writer.release(meta, old_table..old_table + 1);
         Ok(())
     }
 

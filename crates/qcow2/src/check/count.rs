@@ -8,8 +8,8 @@ use crate::format::entry::{self, COMPRESSED, Kind};
 use crate::format::geometry::Geometry;
 use crate::format::header::Header;
 use crate::limits::{MAX_CHECK_CLUSTERS, MAX_CHECK_SHARED_CLUSTERS};
-use crate::map::open::{Tables, read_words};
 use crate::map::slices::Pair;
+use crate::map::tables::{Tables, read_words};
 use crate::store::Store;
 
 /// Count of references to each cluster of the file.

@@ -1,14 +1,24 @@
 //! Making the refcounts, and the marks that follow from them, say what was counted.
 
-use super::count::TableReader;
-use super::{Counts, Outcome};
+use super::count::{Counts, TableReader};
 use crate::error::Error;
 use crate::format::entry::{self, COMPRESSED, COPIED};
 use crate::format::geometry::Geometry;
 use crate::format::header::Header;
 use crate::format::refcount;
-use crate::map::open::Tables;
+use crate::map::tables::Tables;
 use crate::store::Store;
+
+/// Errors that a check found and mended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Refcounts that were too low: raised.
+    pub errors: u64,
+    /// Clusters that nothing refers to, and refcounts that were too high: lowered.
+    pub leaks: u64,
+    /// Entries whose mark of sole ownership was wrong: set right.
+    pub marks: u64,
+}
 
 /// Mends the image and makes it durable. Counts go up before marks are set, and nothing is freed
 /// that is referred to, so that a kill in between leaves what the next opening mends.

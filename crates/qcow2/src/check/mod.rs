@@ -12,21 +12,11 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::format::header::Header;
-use crate::map::open::Tables;
+use crate::map::tables::Tables;
 use crate::store::Store;
 
 pub use count::Counts;
-
-/// Errors that a check found and mended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// Refcounts that were too low: raised.
-    pub errors: u64,
-    /// Clusters that nothing refers to, and refcounts that were too high: lowered.
-    pub leaks: u64,
-    /// Entries whose mark of sole ownership was wrong: set right.
-    pub marks: u64,
-}
+pub use mend::Outcome;
 
 /// Checks and mends an image that nobody else uses.
 pub(crate) fn mend(

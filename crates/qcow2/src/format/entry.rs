@@ -29,6 +29,12 @@ pub fn offset(entry: u64) -> u64 {
     entry & OFFSET_MASK
 }
 
+/// Whether data may be overwritten where this entry, of a table of the image's own, has it.
+#[inline]
+pub(crate) fn may_write(entry: u64) -> bool {
+    entry & (COPIED | NO_WRITE | UNSURE) == COPIED
+}
+
 /// An entry as read from a table, without the bits that mean nothing.
 pub fn clean(raw: u64, geometry: &Geometry) -> u64 {
     if raw & COMPRESSED != 0 {

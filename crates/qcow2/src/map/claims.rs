@@ -7,7 +7,9 @@
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use base::sync::{lock, wait};
 
 /// Callback of a queue, for the end of a claim that it waits for.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
@@ -58,7 +60,7 @@ pub enum Taken {
 
 impl Claims {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Claims clusters from the first of `wanted` on, as many as are free and the reserve has in a
@@ -85,7 +87,7 @@ impl Claims {
         let mut state = self.lock();
         while state.claimed.contains(&cluster) {
             state.waiting += 1;
-            state = self.free.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.free, state);
             state.waiting -= 1;
         }
         let mut upto = cluster;

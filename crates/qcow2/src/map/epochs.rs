@@ -9,7 +9,9 @@ use std::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, Release, SeqCst},
 };
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
+
+use base::sync::lock;
 
 /// Epochs of an image.
 #[derive(Debug, Default)]
@@ -42,7 +44,7 @@ impl Epochs {
     /// Adds a party; it ends with the last reference to it.
     pub fn join(&self) -> Arc<Party> {
         let party = Arc::new(Party::default());
-        let mut parties = self.parties.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parties = lock(&self.parties);
         parties.retain(|party| party.strong_count() > 0);
         parties.push(Arc::downgrade(&party));
         party
@@ -86,7 +88,7 @@ impl Epochs {
         for _ in 0..2 {
             let now = self.now.load(SeqCst);
             let was_odd = (now + 1) & 1 == 1;
-            let parties = self.parties.lock().unwrap_or_else(PoisonError::into_inner);
+            let parties = lock(&self.parties);
             let is_clear = |party: &Arc<Party>| party.side(was_odd).load(SeqCst) == 0;
             if !parties.iter().filter_map(Weak::upgrade).all(|party| is_clear(&party)) {
                 break;

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
+
+use base::sync::read;
 
 use super::metadata::Metadata;
 use super::slices::{Pair, Slice, Slices};
-use super::view::may_write;
 use super::writer::{Meta, Writer};
 use crate::error::contradiction;
 use crate::format::entry::{self, BAD, COMPRESSED, NO_WRITE};
@@ -66,7 +67,7 @@ impl Image {
 
     /// The current L1 table.
     pub(crate) fn l1(&self) -> Arc<L1> {
-        Arc::clone(&self.l1.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read(&self.l1))
     }
 
     /// The parts for writing; an error where there are none, or where the image has turned out to
@@ -130,7 +131,9 @@ impl Image {
         if !geometry.data_file {
             let entries = (0..1usize << geometry.slice_bits()).map(|n| slice.get(n).0);
             let ours = entries.filter(|&entry| {
-                entry & COMPRESSED == 0 && may_write(entry) && entry::is_allocated(entry, &geometry)
+                entry & COMPRESSED == 0
+                    && entry::may_write(entry)
+                    && entry::is_allocated(entry, &geometry)
             });
             let hosts = ours.map(|entry| entry::offset(entry) >> geometry.cluster_bits);
             let mut hosts: Vec<u64> = hosts.collect();
@@ -177,6 +180,35 @@ impl Image {
             Err(_) => slice.mark_unsure(index..index + pairs.len()),
         }
         written
+    }
+
+    /// Makes durable what was written before. Waits.
+    pub fn sync(&self) -> io::Result<()> {
+        self.writer.as_ref().map_or(Ok(()), Writer::sync)
+    }
+
+    /// Looks after the map: frees what can be freed, fills the reserve. To be called by a thread
+    /// that may wait, when [`Claims::take_work`](super::claims::Claims::take_work) says so.
+    pub fn maintain(&self) -> io::Result<()> {
+        self.writer()?.maintain()
+    }
+
+    /// A panic ended some work on the image: what it had taken may be lost, and others go on.
+    pub fn panicked(&self) {
+        self.writer.iter().for_each(Writer::panicked);
+    }
+
+    /// Passes a result on, and notes what failed, and a contradiction in the image.
+    pub(crate) fn noticed<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        match &self.writer {
+            Some(writer) => writer.noticed(result),
+            None => result,
+        }
+    }
+
+    /// Ends writing, see [`Writer::close`]. Nobody uses the image any more.
+    pub fn close(&self) -> io::Result<()> {
+        self.writer.as_ref().map_or(Ok(()), Writer::close)
     }
 
     /// Whether it was found to be damaged, so that nothing is written to it any more.

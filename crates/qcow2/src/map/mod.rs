@@ -6,6 +6,7 @@ pub mod metadata;
 pub mod refcounts;
 pub mod slices;
 pub mod syncs;
+pub(crate) mod tables;
 
 pub mod image;
 pub mod open;

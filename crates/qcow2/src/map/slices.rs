@@ -8,7 +8,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::sync::lock;
 
 use crate::format::entry;
 use crate::format::geometry::Geometry;
@@ -252,7 +254,7 @@ impl Slices {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The slice, if it is in memory. No I/O.

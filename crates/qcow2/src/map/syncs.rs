@@ -5,7 +5,9 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
+
+use base::sync::{lock, wait};
 
 use crate::store::Store;
 
@@ -30,7 +32,7 @@ impl Syncs {
     /// Makes all earlier writes of the caller durable.
     pub fn sync(&self, stores: &[&dyn Store]) -> io::Result<()> {
         let mine = self.asked.fetch_add(1, SeqCst) + 1;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         loop {
             if self.has_failed() {
                 return Err(failed());
@@ -41,13 +43,13 @@ impl Syncs {
             if !state.is_running {
                 break;
             }
-            state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.over, state);
         }
         state.is_running = true;
         let covers = self.asked.load(SeqCst);
         drop(state);
         let result = stores.iter().try_for_each(|store| store.sync());
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.is_running = false;
         match result {
             Ok(()) => state.done = covers,

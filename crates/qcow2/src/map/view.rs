@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::image::{Image, L1};
 use super::slices::Slice;
-use crate::format::entry::{self, BAD, COMPRESSED, COPIED, Kind, NO_WRITE, UNSURE, ZERO};
+use crate::format::entry::{self, BAD, COMPRESSED, Kind, UNSURE, ZERO};
 use crate::format::geometry::Geometry;
 use crate::limits::QUEUE_SLICES;
 
@@ -163,14 +163,8 @@ fn one(entry: u64, bitmap: u64, sub: u32, is_ours: bool, geometry: &Geometry) ->
         _ => 0,
     };
     let is_sure = entry & COMPRESSED != 0 || entry & UNSURE == 0;
-    let in_place = kind == Kind::Data && is_ours && may_write(entry);
+    let in_place = kind == Kind::Data && is_ours && entry::may_write(entry);
     Piece { kind, host, len: 1 << geometry.sub_bits(), in_place, is_sure }
-}
-
-/// Whether data may be overwritten where this entry, of a table of the image's own, has it.
-#[inline]
-pub(crate) fn may_write(entry: u64) -> bool {
-    entry & (COPIED | NO_WRITE | UNSURE) == COPIED
 }
 
 fn goes_on(begin: &Piece, next: &Piece, distance: u64) -> bool {

@@ -9,25 +9,40 @@
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::sync::lock;
 
 use super::claims::Claims;
 use super::epochs::Epochs;
-use super::image::Image;
 use super::metadata::Metadata;
 use super::refcounts::Refcounts;
 use super::slices::Numbers;
 use super::syncs::Syncs;
 use crate::error::{Contradiction, contradiction};
+use crate::format::geometry::Geometry;
 use crate::format::header::{feature, place};
 use crate::limits::{
     MAX_EXTENSION_LEN_BYTES, MAX_RELEASED_LEN_BYTES, MAX_RESERVE_CLUSTERS, MAX_RESERVE_LEN_BYTES,
     MIN_EXTENSION_LEN_BYTES, MIN_RESERVE_LEN_BYTES,
 };
+use crate::store::Store;
+
+/// Files of an image, for writing.
+#[derive(Debug)]
+pub(crate) struct Files {
+    /// Name of the image in logs.
+    pub name: String,
+    pub geometry: Geometry,
+    pub store: Arc<dyn Store>,
+    /// File with the data clusters: `store`, or the data file.
+    pub data: Arc<dyn Store>,
+}
 
 /// Parts of an image for writing.
 #[derive(Debug)]
 pub struct Writer {
+    files: Files,
     /// Claims on entries, and the reserve.
     pub claims: Claims,
     /// Epochs of requests, after which freed clusters are untouched.
@@ -106,8 +121,9 @@ impl Meta {
 }
 
 impl Writer {
-    pub(crate) fn new(meta: Meta, incompatible: u64) -> Self {
+    pub(crate) fn new(files: Files, meta: Meta, incompatible: u64) -> Self {
         Self {
+            files,
             claims: Claims::default(),
             epochs: Epochs::default(),
             syncs: Syncs::default(),
@@ -128,7 +144,7 @@ impl Writer {
     }
 
     pub(crate) fn meta(&self) -> MutexGuard<'_, Meta> {
-        self.meta.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.meta)
     }
 
     /// Bytes of memory that counts and metadata take, about: as last seen while the lock is held
@@ -163,13 +179,13 @@ impl Writer {
     }
 
     /// Clusters that no entry refers to any more: freed after the next sync.
-    pub(crate) fn release(&self, meta: &mut Meta, clusters: Range<u64>, cluster_bits: u32) {
+    pub(crate) fn release(&self, meta: &mut Meta, clusters: Range<u64>) {
         if clusters.is_empty() {
             return;
         }
         let count = clusters.end - clusters.start;
         let pending = self.pending.fetch_add(count, Ordering::Relaxed) + count;
-        if pending << cluster_bits > MAX_RELEASED_LEN_BYTES {
+        if pending << self.geometry().cluster_bits > MAX_RELEASED_LEN_BYTES {
             self.claims.poke();
         }
         let change = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
@@ -188,107 +204,104 @@ impl Writer {
             self.claims.poke();
         }
     }
-}
 
-impl Image {
+    #[inline]
+    fn geometry(&self) -> &Geometry {
+        &self.files.geometry
+    }
+
+    fn store(&self) -> &dyn Store {
+        &*self.files.store
+    }
+
     /// Makes durable what was written before. Waits.
-    pub fn sync(&self) -> io::Result<()> {
-        let Some(writer) = &self.writer else { return Ok(()) };
-        let covers = writer.flush_begins();
-        if self.header.geometry.data_file {
-            writer.syncs.sync(&[&*self.data, &*self.store])?;
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        let covers = self.flush_begins();
+        if self.geometry().data_file {
+            self.syncs.sync(&[&*self.files.data, self.store()])?;
         } else {
-            writer.syncs.sync(&[&*self.store])?;
+            self.syncs.sync(&[self.store()])?;
         }
-        writer.flush_ended(covers);
+        self.flush_ended(covers);
         Ok(())
     }
 
-    /// Looks after the map: frees what can be freed, fills the reserve. To be called by a thread
-    /// that may wait, when [`Claims::take_work`] says so.
-    pub fn maintain(&self) -> io::Result<()> {
-        let writer = self.writer()?;
-        self.noticed(self.maintain_inner(writer))
+    /// Frees what can be freed, and fills the reserve.
+    pub(crate) fn maintain(&self) -> io::Result<()> {
+        self.noticed(self.maintain_inner())
     }
 
-    fn maintain_inner(&self, writer: &Writer) -> io::Result<()> {
-        if writer.pending() << self.geometry().cluster_bits > MAX_RELEASED_LEN_BYTES {
+    fn maintain_inner(&self) -> io::Result<()> {
+        if self.pending() << self.geometry().cluster_bits > MAX_RELEASED_LEN_BYTES {
             self.sync()?;
         }
-        let mut meta = writer.meta();
-        self.settle(writer, &mut meta)?;
-        if meta.is_refilling || !self.is_low(writer, &meta) {
+        let mut meta = self.meta();
+        self.settle(&mut meta)?;
+        if meta.is_refilling || !self.is_low(&meta) {
             return Ok(());
         }
         meta.is_refilling = true;
-        let (picked, low) = (self.pick(writer, &mut meta), meta.low);
+        let (picked, low) = (self.pick(&mut meta), meta.low);
         drop(meta);
-        let done = picked.and_then(|picked| self.reserve(writer, picked, low));
-        writer.meta().is_refilling = false;
+        let done = picked.and_then(|picked| self.reserve(picked, low));
+        self.meta().is_refilling = false;
         done
     }
 
     /// A panic ended some work on the image: what it had taken may be lost, and others go on.
-    pub fn panicked(&self) {
-        if let Some(writer) = &self.writer {
-            writer.note_leaks();
-            writer.meta().is_refilling = false;
-        }
+    pub(crate) fn panicked(&self) {
+        self.note_leaks();
+        self.meta().is_refilling = false;
     }
 
     /// Adds to the reserve what was picked for it.
-    fn reserve(&self, writer: &Writer, picked: Picked, low: u64) -> io::Result<()> {
+    fn reserve(&self, picked: Picked, low: u64) -> io::Result<()> {
         if picked.needs_sync {
             self.sync()?;
         }
-        picked.ranges.into_iter().for_each(|range| writer.claims.add(range, low));
+        picked.ranges.into_iter().for_each(|range| self.claims.add(range, low));
         Ok(())
     }
 
-    fn is_low(&self, writer: &Writer, meta: &Meta) -> bool {
-        writer.claims.reserved() <= meta.low
+    fn is_low(&self, meta: &Meta) -> bool {
+        self.claims.reserved() <= meta.low
     }
 
     /// Takes up to `max` clusters in a row, counted as used, durably zero and within the file.
     /// Waits where the reserve is empty.
-    pub(crate) fn take_clusters(
-        &self,
-        writer: &Writer,
-        meta: &mut Meta,
-        max: u64,
-    ) -> io::Result<Range<u64>> {
+    pub(crate) fn take_clusters(&self, meta: &mut Meta, max: u64) -> io::Result<Range<u64>> {
         loop {
-            if let Some(taken) = writer.claims.take(max) {
+            if let Some(taken) = self.claims.take(max) {
                 return Ok(taken);
             }
-            let picked = self.pick(writer, meta)?;
-            self.reserve(writer, picked, meta.low)?;
+            let picked = self.pick(meta)?;
+            self.reserve(picked, meta.low)?;
         }
     }
 
     /// `count` clusters in a row, for a table that needs them so. They may hold anything.
-    pub(crate) fn take_row(&self, writer: &Writer, meta: &mut Meta, count: u64) -> io::Result<u64> {
+    pub(crate) fn take_row(&self, meta: &mut Meta, count: u64) -> io::Result<u64> {
         // A refcount block may be in the way at each of its turns.
         if count >= self.geometry().block_entries() {
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
-        if !self.store.can_grow() {
-            return self.take_old_row(writer, meta, count);
+        if !self.store().can_grow() {
+            return self.take_old_row(meta, count);
         }
         loop {
-            let found = self.next_fresh(writer, meta, count)?;
+            let found = self.next_fresh(meta, count)?;
             meta.refcounts.set(found.clone(), 1)?;
             if found.end - found.start == count {
                 return Ok(found.start);
             }
-            writer.claims.soil(found);
+            self.claims.soil(found);
         }
     }
 
-    /// Takes clusters in a row where the file cannot grow, see [`Image::take_row`].
-    fn take_old_row(&self, writer: &Writer, meta: &mut Meta, count: u64) -> io::Result<u64> {
+    /// Takes clusters in a row where the file cannot grow, see [`Writer::take_row`].
+    fn take_old_row(&self, meta: &mut Meta, count: u64) -> io::Result<u64> {
         let mut from = 0;
-        while let Some(found) = self.find_old(writer, meta, from, count)? {
+        while let Some(found) = self.find_old(meta, from, count)? {
             if found.end - found.start == count {
                 meta.refcounts.set(found.clone(), 1)?;
                 return Ok(found.start);
@@ -300,46 +313,40 @@ impl Image {
 
     /// Free clusters from `from` on, where the file may have been written before. On a device, and
     /// in what a kill left behind, there are such that no block counts yet.
-    fn find_old(
-        &self,
-        writer: &Writer,
-        meta: &mut Meta,
-        mut from: u64,
-        max: u64,
-    ) -> io::Result<Option<Range<u64>>> {
+    fn find_old(&self, meta: &mut Meta, mut from: u64, max: u64) -> io::Result<Option<Range<u64>>> {
         loop {
             let Meta { refcounts, metadata, fresh, .. } = &mut *meta;
             if let Some(found) = refcounts.find_free(from..*fresh, max, metadata)? {
                 return Ok(Some(found));
             }
-            let Some(first) = self.fill_gap(writer, meta)? else { return Ok(None) };
+            let Some(first) = self.fill_gap(meta)? else { return Ok(None) };
             from = first;
         }
     }
 
     /// Makes a block for the first clusters that none counts, which are free then. Returns the
     /// first.
-    fn fill_gap(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Option<u64>> {
+    fn fill_gap(&self, meta: &mut Meta) -> io::Result<Option<u64>> {
         let gap = meta.refcounts.first_without_block().filter(|&gap| gap < meta.fresh);
         let Some(gap) = gap.filter(|_| meta.uses_gaps) else { return Ok(None) };
         let end = (gap + self.geometry().block_entries()).min(meta.fresh);
         meta.metadata.check_uncounted(gap..end)?;
-        self.make_countable(writer, meta, gap)?;
+        self.make_countable(meta, gap)?;
         Ok(Some(gap))
     }
 
     /// Counts free clusters as used, and zeroes those that may not be zero.
-    fn pick(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Picked> {
+    fn pick(&self, meta: &mut Meta) -> io::Result<Picked> {
         let want = meta.reserve;
         // Somebody waits, or goes the longer way: the next one had better last.
-        let factor = if writer.claims.reserved() == 0 { 8 } else { 2 };
+        let factor = if self.claims.reserved() == 0 { 8 } else { 2 };
         // In version 2 nothing says after a power cut that counts may be wrong.
         let mut picked = Picked { ranges: Vec::new(), needs_sync: self.geometry().version < 3 };
-        let holes = self.pick_holes(writer, meta, want, &mut picked);
+        let holes = self.pick_holes(meta, want, &mut picked);
         let found: u64 = picked.ranges.iter().map(|r| r.end - r.start).sum();
         let all = holes.and_then(|()| {
             if found < want {
-                let fresh = self.next_fresh(writer, meta, want - found)?;
+                let fresh = self.next_fresh(meta, want - found)?;
                 meta.refcounts.set(fresh.clone(), 1)?;
                 picked.ranges.push(fresh);
             }
@@ -351,26 +358,20 @@ impl Image {
             all => all?,
         }
         // A device may write the zeroes of it one by one, while others wait for the map.
-        let most_len = MAX_RESERVE_LEN_BYTES >> if self.store.can_grow() { 0 } else { 4 };
+        let most_len = MAX_RESERVE_LEN_BYTES >> if self.store().can_grow() { 0 } else { 4 };
         let most = most_len >> self.geometry().cluster_bits;
         meta.low = want / 2;
         meta.reserve = (want * factor).min(most.clamp(1, MAX_RESERVE_CLUSTERS)).max(want);
         Ok(picked)
     }
 
-    fn pick_holes(
-        &self,
-        writer: &Writer,
-        meta: &mut Meta,
-        want: u64,
-        picked: &mut Picked,
-    ) -> io::Result<()> {
+    fn pick_holes(&self, meta: &mut Meta, want: u64, picked: &mut Picked) -> io::Result<()> {
         let bits = self.geometry().cluster_bits;
         let mut left = want;
         while left > 0 {
-            let Some(hole) = self.next_hole(writer, meta, left)? else { break };
+            let Some(hole) = self.next_hole(meta, left)? else { break };
             let count = hole.end - hole.start;
-            self.store.zero(hole.start << bits, count << bits, true)?;
+            self.store().zero(hole.start << bits, count << bits, true)?;
             meta.refcounts.set(hole.clone(), 1)?;
             left -= count;
             picked.needs_sync = true;
@@ -380,23 +381,18 @@ impl Image {
     }
 
     /// Free clusters where the file may have been written before, from the hint on.
-    fn next_hole(
-        &self,
-        writer: &Writer,
-        meta: &mut Meta,
-        max: u64,
-    ) -> io::Result<Option<Range<u64>>> {
-        let found = self.find_old(writer, meta, meta.hint, max)?;
+    fn next_hole(&self, meta: &mut Meta, max: u64) -> io::Result<Option<Range<u64>>> {
+        let found = self.find_old(meta, meta.hint, max)?;
         meta.hint = found.as_ref().map_or(meta.fresh, |found| found.end);
         Ok(found)
     }
 
     /// Free clusters where the file was never written.
-    fn next_fresh(&self, writer: &Writer, meta: &mut Meta, max: u64) -> io::Result<Range<u64>> {
+    fn next_fresh(&self, meta: &mut Meta, max: u64) -> io::Result<Range<u64>> {
         loop {
             let first = meta.fresh;
             self.extend_to(meta, first + 1, max)?;
-            self.make_countable(writer, meta, first)?;
+            self.make_countable(meta, first)?;
             let first = meta.fresh;
             let entries = self.geometry().block_entries();
             let end = ((first / entries + 1) * entries).min(meta.end);
@@ -417,7 +413,7 @@ impl Image {
         if clusters <= meta.end {
             return Ok(());
         }
-        if !self.store.can_grow() {
+        if !self.store().can_grow() {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         let bits = self.geometry().cluster_bits;
@@ -426,7 +422,7 @@ impl Image {
         let far = clusters.max((len + step) >> bits);
         let near = clusters + wanted;
         // A file system may not have files that large, or want the room at once.
-        let longer = |end: u64| self.store.set_len(end << bits).map(|()| end);
+        let longer = |end: u64| self.store().set_len(end << bits).map(|()| end);
         let end = longer(far).or_else(|_| longer(near)).or_else(|_| longer(clusters))?;
         self.sync()?;
         meta.end = end;
@@ -434,7 +430,7 @@ impl Image {
     }
 
     /// Sees to it that there is a refcount block for `cluster`, the first fresh one.
-    fn make_countable(&self, writer: &Writer, meta: &mut Meta, cluster: u64) -> io::Result<()> {
+    fn make_countable(&self, meta: &mut Meta, cluster: u64) -> io::Result<()> {
         if !meta.refcounts.reaches(cluster) {
             let new = meta.refcounts.larger_table()?;
             let end = new.begin + new.blocks + new.clusters;
@@ -442,7 +438,7 @@ impl Image {
             let Meta { refcounts, metadata, .. } = &mut *meta;
             let old = refcounts.grow(new, metadata, &mut || self.sync())?;
             meta.fresh = meta.fresh.max(end);
-            writer.release(meta, old, self.geometry().cluster_bits);
+            self.release(meta, old);
             return Ok(());
         }
         if meta.refcounts.has_block(cluster) {
@@ -460,12 +456,11 @@ impl Image {
     }
 
     /// Frees what may be freed by now.
-    fn settle(&self, writer: &Writer, meta: &mut Meta) -> io::Result<()> {
-        let bits = self.geometry().cluster_bits;
-        for soiled in writer.claims.take_soiled() {
-            writer.release(meta, soiled, bits);
+    fn settle(&self, meta: &mut Meta) -> io::Result<()> {
+        for soiled in self.claims.take_soiled() {
+            self.release(meta, soiled);
         }
-        let (synced, epoch) = (writer.synced.load(Ordering::SeqCst), writer.epochs.advance());
+        let (synced, epoch) = (self.synced.load(Ordering::SeqCst), self.epochs.advance());
         let is_over = |r: &Release| r.change <= synced && r.epoch + 2 <= epoch;
         let over: Vec<_> = {
             let (over, left) = std::mem::take(&mut meta.released).into_iter().partition(is_over);
@@ -475,7 +470,7 @@ impl Image {
         // Each of them, whatever becomes of another: what cannot be counted down is a leak.
         let mut all = Ok(());
         for Release { clusters, .. } in over {
-            writer.pending.fetch_sub(clusters.end - clusters.start, Ordering::Relaxed);
+            self.pending.fetch_sub(clusters.end - clusters.start, Ordering::Relaxed);
             all = all.and(self.count_down(meta, clusters));
         }
         all
@@ -499,7 +494,7 @@ impl Image {
                 meta.hint = meta.hint.min(at);
                 // Its room is the host's again. What cannot be unmapped is zeroed when it is
                 // reused.
-                let _ = self.store.zero(at << bits, (end - at) << bits, true);
+                let _ = self.store().zero(at << bits, (end - at) << bits, true);
             }
             at = end;
         }
@@ -509,28 +504,27 @@ impl Image {
     /// Passes a result on, and notes what failed, and a contradiction in the image.
     pub(crate) fn noticed<T>(&self, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|e| {
-            self.writer.iter().for_each(Writer::note_leaks);
+            self.note_leaks();
             let cause = e.get_ref().and_then(|cause| cause.downcast_ref::<Contradiction>());
             if let Some(cause) = cause {
-                self.damaged(&cause.0);
+                self.mark_damaged(&cause.0);
             }
         })
     }
 
     /// Marks the image as damaged, for us and for whoever opens it next.
-    pub(crate) fn damaged(&self, what: &str) {
-        let Some(writer) = &self.writer else { return };
-        if writer.is_damaged.swap(true, Ordering::SeqCst) {
+    pub(crate) fn mark_damaged(&self, what: &str) {
+        if self.is_damaged.swap(true, Ordering::SeqCst) {
             return;
         }
         tracing::error!(
-            image = self.name,
+            image = self.files.name,
             "qcow2 image is damaged: {what}. Nothing is written to it any more; what can be read is. \
              Make a copy, then `qemu-img check -r all` mends what can be mended"
         );
-        let bits = writer.incompatible.fetch_or(feature::CORRUPT, Ordering::SeqCst);
+        let bits = self.incompatible.fetch_or(feature::CORRUPT, Ordering::SeqCst);
         if let Err(e) = self.write_incompatible(bits | feature::CORRUPT) {
-            tracing::error!(image = self.name, "the mark of damage cannot be written: {e}");
+            tracing::error!(image = self.files.name, "the mark of damage cannot be written: {e}");
         }
     }
 
@@ -538,48 +532,47 @@ impl Image {
         if self.geometry().version < 3 {
             return Ok(());
         }
-        self.store.write_at(&bits.to_be_bytes(), place::INCOMPATIBLE)?;
-        self.store.sync()
+        self.store().write_at(&bits.to_be_bytes(), place::INCOMPATIBLE)?;
+        self.store().sync()
     }
 
     /// Ends writing: nothing is reserved, freed clusters are counted so, and the file says that it
     /// was closed. Nobody uses the image any more. After an error, or where writing failed before,
     /// it stays marked as not closed.
-    pub fn close(&self) -> io::Result<()> {
-        let Some(writer) = &self.writer else { return Ok(()) };
-        if writer.is_damaged() {
+    pub(crate) fn close(&self) -> io::Result<()> {
+        if self.is_damaged() {
             return self.sync();
         }
-        self.noticed(self.close_inner(writer))
+        self.noticed(self.close_inner())
     }
 
-    fn close_inner(&self, writer: &Writer) -> io::Result<()> {
-        let mut meta = writer.meta();
-        let soiled = writer.claims.take_soiled();
-        soiled.into_iter().for_each(|s| writer.release(&mut meta, s, self.geometry().cluster_bits));
+    fn close_inner(&self) -> io::Result<()> {
+        let mut meta = self.meta();
+        let soiled = self.claims.take_soiled();
+        soiled.into_iter().for_each(|s| self.release(&mut meta, s));
         self.sync()?;
         while !meta.released.is_empty() {
             let before = meta.released.len();
-            self.settle(writer, &mut meta)?;
+            self.settle(&mut meta)?;
             if meta.released.len() == before {
                 let text = "requests are still under way: freed clusters stay for the next opening";
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
             }
         }
-        while let Some(unused) = writer.claims.take(u64::MAX) {
+        while let Some(unused) = self.claims.take(u64::MAX) {
             meta.refcounts.set(unused.clone(), 0)?;
             meta.fresh = if meta.fresh == unused.end { unused.start } else { meta.fresh };
         }
         self.cut(&mut meta)?;
         self.sync()?;
-        if writer.may_leak.load(Ordering::Relaxed) {
+        if self.may_leak.load(Ordering::Relaxed) {
             tracing::warn!(
-                image = self.name,
+                image = self.files.name,
                 "writing failed before: it is checked when it is opened"
             );
             return Ok(());
         }
-        let bits = writer.incompatible.load(Ordering::SeqCst) & !feature::DIRTY;
+        let bits = self.incompatible.load(Ordering::SeqCst) & !feature::DIRTY;
         self.write_incompatible(bits)
     }
 
@@ -587,8 +580,8 @@ impl Image {
     fn cut(&self, meta: &mut Meta) -> io::Result<()> {
         let bits = self.geometry().cluster_bits;
         let needed = (meta.fresh << bits).max(meta.opened_len);
-        if self.store.can_grow() && self.store.len()? > needed {
-            self.store.set_len(needed)?;
+        if self.store().can_grow() && self.store().len()? > needed {
+            self.store().set_len(needed)?;
         }
         Ok(())
     }
@@ -599,7 +592,7 @@ impl Image {
     }
 }
 
-/// Clusters that [`Image::pick`] found.
+/// Clusters that [`Writer::pick`] found.
 struct Picked {
     ranges: Vec<Range<u64>>,
     /// Whether a sync must come before their use.
