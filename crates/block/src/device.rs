@@ -1,10 +1,11 @@
 //! A disk port: the vhost-user device of a session, and the administrator's operations on it.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::clock::Clock;
 use base::counter::QueueStats;
+use base::sync::lock;
 use queue::{GuestMemory, Position, Vring};
 use sidecore::{Group, Sidecore, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
@@ -313,7 +314,7 @@ impl BlockPort {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<QueueState>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queues)
     }
 
     /// Refuses a driver that used this queue in an earlier daemon, if the disk's bytes were lost
@@ -526,7 +527,7 @@ impl Device for BlockPort {
             }
         }
         self.is_taken_again.store(false, Ordering::Relaxed);
-        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.claim) = None;
         self.driver_features.store(0, Ordering::Relaxed);
         self.state.writeback.store(self.write_cache.is_on_without_driver(), Ordering::SeqCst);
     }

@@ -40,7 +40,10 @@ pub enum BlockError {
     /// Neither a regular file nor a block device.
     ///
     /// Remedy: name a regular file or a block device in `path`.
-    #[error("{} is a {found}; a disk image must be a regular file or a block device", path.display())]
+    #[error(
+        "{} is a {found}; a disk image must be a regular file or a block device",
+        path.display()
+    )]
     NotAFile {
         /// The file.
         path: PathBuf,
@@ -63,7 +66,10 @@ pub enum BlockError {
     /// A disk without a sector.
     ///
     /// Remedy: make the file as large as the disk is to be: `truncate -s 10G FILE`.
-    #[error("{} is empty; a disk has at least one sector of 512 bytes (truncate -s SIZE)", path.display())]
+    #[error(
+        "{} is empty; a disk has at least one sector of 512 bytes (truncate -s SIZE)",
+        path.display()
+    )]
     Empty {
         /// The file.
         path: PathBuf,

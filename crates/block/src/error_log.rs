@@ -42,7 +42,8 @@ impl ErrorLog {
         if let Some(left_out) = self.admit() {
             let error = io::Error::from_raw_os_error(errno);
             let offset = job.range.offset + job.done;
-            tracing::warn!(port, queue, work = ?job.kind, offset, %error, left_out, "disk I/O failed");
+            let work = job.kind;
+            tracing::warn!(port, queue, ?work, offset, %error, left_out, "disk I/O failed");
         }
     }
 

@@ -10,8 +10,9 @@
 use std::fs::File;
 use std::os::linux::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use base::sync::lock;
 use sidecore::{Allowance, Ledger, Spent, VmId};
 
 /// Most requests in a device while several VMs use it: an SSD needs as many for its full rate.
@@ -47,7 +48,7 @@ impl Gate {
         let meta = file.metadata()?;
         let is_device = meta.st_mode() & libc::S_IFMT == libc::S_IFBLK;
         let device = if is_device { meta.st_rdev() } else { meta.st_dev() };
-        let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gates = lock(&GATES);
         gates.retain(|(_, gate)| gate.strong_count() > 0);
         let known = gates.iter().find(|(number, _)| *number == device);
         if let Some(gate) = known.and_then(|(_, gate)| gate.upgrade()) {

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use base::sync::lock;
+
 /// Orphaned operations of all ports of this process.
 static TOTAL: AtomicU64 = AtomicU64::new(0);
 
@@ -34,18 +36,18 @@ pub(crate) struct Orphans {
 impl Orphans {
     /// Waits until none is left, at most for `limit`. Returns how many are left.
     pub fn wait(&self, limit: Duration) -> usize {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = lock(&self.count);
         let waited = self.changed.wait_timeout_while(count, limit, |count| *count > 0);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn add(&self, count: usize) {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += count;
+        *lock(&self.count) += count;
         TOTAL.fetch_add(count as u64, Ordering::Relaxed);
     }
 
     fn remove(&self, count: usize) {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner) -= count;
+        *lock(&self.count) -= count;
         TOTAL.fetch_sub(count as u64, Ordering::Relaxed);
         self.changed.notify_all();
     }

@@ -1,7 +1,9 @@
 //! State that all queues of a port share.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use base::sync::lock;
 
 use crate::stage::{BlockStage, Direction, Verdict};
 use sidecore::VmId;
@@ -76,7 +78,7 @@ impl PortState {
 
     /// Shows `data` to all stages; false when one refuses it.
     pub fn run_stages(&self, direction: Direction, offset: u64, data: &mut [u8]) -> bool {
-        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stages = lock(&self.stages);
         let mut pass =
             |stage: &mut Box<dyn BlockStage>| stage.push(direction, offset, data) == Verdict::Pass;
         match direction {

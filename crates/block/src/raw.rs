@@ -13,11 +13,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base::counter::Counter;
 use base::event::Event;
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
+use base::sync::lock;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fs::{Mode, OFlags};
 
@@ -82,14 +83,14 @@ pub(crate) struct RingFile {
 impl RingFile {
     /// Takes a spare opening, or makes a new one.
     pub(crate) fn take(spare: &Arc<SpareFiles>, image: &ImageFile) -> Self {
-        let free = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = lock(spare).pop();
         Self { file: free.or_else(|| open_again(image)), spare: Arc::clone(spare) }
     }
 
     /// Takes or makes an opening that goes through the page cache, whatever the image itself does.
     /// It is never shared: an error where it cannot be made.
     pub(crate) fn take_buffered(spare: &Arc<SpareFiles>, image: &ImageFile) -> io::Result<Self> {
-        let free = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = lock(spare).pop();
         let file = free.map_or_else(|| image_file::open_buffered(image), Ok)?;
         Ok(Self { file: Some(file), spare: Arc::clone(spare) })
     }
@@ -98,7 +99,7 @@ impl RingFile {
 impl Drop for RingFile {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
-            self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+            lock(&self.spare).push(file);
         }
     }
 }
@@ -200,7 +201,7 @@ impl RawBackend {
     /// Openings that no ring has.
     #[cfg(test)]
     pub(crate) fn spare_openings(&self) -> usize {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).len()
+        lock(&self.spare).len()
     }
 
     /// Has its disks register guest memory of at most `max_bytes`. Disks on tmpfs do not: they have

@@ -1,9 +1,10 @@
 //! Access of other parts of the daemon to a disk's image, past the disk's queues.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
+use base::sync::lock;
 use guest_abi::pipe::SECTOR_BYTES;
 use rustix::fs::{Advice, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -147,8 +148,7 @@ impl BlockPort {
         // A queue that starts meanwhile is in the list, or waits for this lock and sees the
         // handler.
         let queues = self.lock();
-        *self.placeholder_config.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Arc::clone(&config));
+        *lock(&self.placeholder_config) = Some(Arc::clone(&config));
         for queue in queues.iter() {
             let Some(RunningQueue { worker, depth, .. }) = &queue.running else { continue };
             offer_to(worker, &config, *depth)
@@ -164,7 +164,7 @@ impl BlockPort {
         engine: &mut QueueEngine,
         depth: u16,
     ) -> Result<(), BlockError> {
-        let config = self.placeholder_config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let config = lock(&self.placeholder_config).clone();
         let Some(config) = config else { return Ok(()) };
         let resource = BlockError::resource("an event for placed requests");
         let answers = Answers::new(depth).map(Arc::new);

@@ -3,10 +3,11 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use base::io::Disk;
+use base::sync::lock;
 use queue::inflight::InflightRegion;
 use queue::{GuestMemory, Vring};
 use sidecore::{Watcher, WorkerRef};
@@ -35,7 +36,7 @@ impl BlockPort {
     /// The claim on the inflight region that a queue starts with; all queues of a session share it.
     pub(super) fn claim(&self, region: &InflightRegion) -> Result<Option<Arc<Claim>>, DeviceError> {
         let (fd, ..) = region.as_parts();
-        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claim = lock(&self.claim);
         if !claim.as_ref().is_some_and(|c| c.is_on(fd)) {
             let new = Claim::new(fd, claim::MAX_WAIT).map_err(|e| {
                 DeviceError::Failed(format!(
@@ -196,7 +197,7 @@ impl BlockPort {
     }
 
     fn ending(&self) -> MutexGuard<'_, Ending> {
-        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ending)
     }
 
     /// Checks that no operation of an earlier queue of this port is in the disk: a queue that

@@ -1,8 +1,9 @@
 //! Notices to the guest that its disk has a new size.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use base::sync::lock;
 use vhost_user::{ConfigNotifier, ConfigNotifyError};
 
 /// The way to the front end for a port's notices.
@@ -18,7 +19,7 @@ pub(super) struct SizeNotice {
 impl SizeNotice {
     /// Sets the session's notifier; `None` where it has no channel for notices.
     pub fn set_notifier(&self, notifier: Option<Arc<dyn ConfigNotifier>>) {
-        *self.notifier.lock().unwrap_or_else(PoisonError::into_inner) = notifier;
+        *lock(&self.notifier) = notifier;
     }
 
     /// Notes that a front end connected, or went.
@@ -35,7 +36,7 @@ impl SizeNotice {
 
     /// Makes the guest read its config space again. Without a front end there is nobody to tell.
     pub fn send(&self) -> Result<(), ConfigNotifyError> {
-        let notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let notifier = lock(&self.notifier).clone();
         let told = match notifier {
             Some(notifier) => notifier.config_changed(),
             None if self.is_connected.load(Ordering::SeqCst) => Err(ConfigNotifyError::NoChannel),

@@ -11,9 +11,10 @@ mod pieces;
 mod pool;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base::io::Disk;
+use base::sync::lock;
 use qcow2::{ChainView, Opened};
 
 use self::disk::Qcow2Disk;
@@ -120,7 +121,7 @@ impl Backend for Qcow2Backend {
     /// Grows the disk.
     fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
         if let Some(len_bytes) = new_len_bytes {
-            let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut view = lock(&self.view);
             self.pool
                 .chain()
                 .grow(&mut view, len_bytes)

@@ -66,7 +66,8 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<OpenChain,
         if told.elapsed() > REPORT {
             told = Instant::now();
             let percent = options.progress.percent();
-            tracing::info!(image = %path.display(), percent, "checking an image that was not closed");
+            let image = path.display();
+            tracing::info!(%image, percent, "checking an image that was not closed");
         }
     };
     let cluster_len = header.geometry.cluster_len();
@@ -136,8 +137,9 @@ impl BackingRule {
             return Err(refuse("is refused: no backing directory is configured".into()));
         };
         if has_protocol(name) {
-            let why = "is no plain file, and nothing else is served (qemu-img convert makes an image \
-                       without a backing file, qemu-img rebase -b FILE -F FORMAT puts it on one)";
+            let why = "is no plain file, and nothing else is served (qemu-img convert makes an \
+                       image without a backing file, qemu-img rebase -b FILE -F FORMAT puts it on \
+                       one)";
             return Err(refuse(why.into()));
         }
         let parent = image.parent().unwrap_or(Path::new("/"));

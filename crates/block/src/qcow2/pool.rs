@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use base::event::Event;
 use base::io::{DiskDone, DiskOp};
+use base::sync::{lock, wait, wait_timeout};
 use qcow2::{Chain, ChainView, Clear, Scratch};
 use queue::iovec::{gather, scatter};
 
@@ -95,10 +96,6 @@ impl Results {
     pub fn set_wakeups(&self, on: bool) {
         self.wakeups.store(on, Ordering::SeqCst);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// State that the helpers share.
@@ -249,16 +246,13 @@ fn wait_for_task(shared: &Shared) -> Option<HelperTask> {
             return None;
         }
         if shared.chain.has_pending() {
-            let (guard, wait) = shared
-                .changed
-                .wait_timeout(jobs, RELEASE_AFTER)
-                .unwrap_or_else(PoisonError::into_inner);
+            let (guard, timeout) = wait_timeout(&shared.changed, jobs, RELEASE_AFTER);
             jobs = guard;
-            if wait.timed_out() && jobs.queue.is_empty() && shared.chain.has_pending() {
+            if timeout.timed_out() && jobs.queue.is_empty() && shared.chain.has_pending() {
                 return Some(HelperTask::Sync);
             }
         } else {
-            jobs = shared.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            jobs = wait(&shared.changed, jobs);
         }
     }
 }

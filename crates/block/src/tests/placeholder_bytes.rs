@@ -23,7 +23,11 @@ fn oracle(data: &[u8]) -> Option<([u8; 16], u64)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     /// However the guest cuts its buffers, and whatever it puts into them.
     #[test]

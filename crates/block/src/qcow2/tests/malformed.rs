@@ -86,7 +86,11 @@ fn abuse_F1_every_byte_of_the_header_changed() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 500,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn abuse_F1_mutated_headers_are_opened_or_refused(
