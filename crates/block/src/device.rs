@@ -465,7 +465,7 @@ impl Device for BlockPort {
         let watched = worker
             .call(|engine, watcher| {
                 // The sidecore is awake: a driver that never lets it sleep would kick for ever.
-                engine.vring.disarm();
+                engine.requests.vring.disarm();
                 engine.watched_fds().into_iter().try_for_each(|fd| watcher.watch(fd))
             })
             .map_err(DeviceError::failed)

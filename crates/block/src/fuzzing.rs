@@ -73,7 +73,7 @@ impl DiskQueue {
     /// Whether the driver did what none may, and the port has stopped.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        !self.engine.vring.parts.health.is_live()
+        !self.engine.requests.vring.parts.health.is_live()
     }
 
     /// Polls until there is nothing to do.
@@ -84,10 +84,10 @@ impl DiskQueue {
         for _ in 0..MAX_POLLS {
             self.now_ns += 1_000_000;
             let work = self.engine.poll(self.now_ns, &mut self.ledger);
-            if work == 0 && self.engine.in_flight.slab.taken() == 0 {
+            if work == 0 && self.engine.requests.in_flight.slab.taken() == 0 {
                 return;
             }
         }
-        panic!("{} requests are not done", self.engine.in_flight.slab.taken());
+        panic!("{} requests are not done", self.engine.requests.in_flight.slab.taken());
     }
 }

@@ -27,10 +27,10 @@
 //! A flush that failed stays failed, on all queues, until the image is opened anew: Linux marks
 //! pages that it could not write as clean, and the next flush would be a lie. Each ring has an
 //! opening of its own, since the kernel tells each of them once. A queue has one flush in its disk
-//! at a time, which all requests share that wait for one: see `engine/flushing.rs`.
+//! at a time, which all requests share that wait for one: see `engine/flushes.rs`.
 //!
 //! Requests that find no space wait for it in their slots, and the guest with them, unless the
-//! config says otherwise: see [`OnError`] and `engine/holding.rs`.
+//! config says otherwise: see [`OnError`] and `engine/held_requests.rs`.
 //!
 //! A queue that ends with operations in its disk leaves them, with all that they use, to a thread
 //! that waits for them; the image stays locked so long: see `orphans.rs`.

@@ -158,7 +158,7 @@ impl BlockPort {
                 )));
             }
             let rest = |engine: &mut QueueEngine, _: &Watcher<'_>| {
-                (engine.in_flight.slab.taken(), engine.in_flight.in_disk)
+                (engine.requests.in_flight.slab.taken(), engine.requests.in_flight.in_disk)
             };
             let (taken, in_disk) = worker.call(rest).map_err(DeviceError::failed)?;
             if taken == 0 || (in_disk > 0 && by.is_some_and(|by| until(by).is_zero())) {

@@ -6,63 +6,65 @@
 //! slot and nothing else, like an operation with the disk. A request that turns out to be ordinary
 //! begins at once, and pays like any other; its charge for earlier inspection is lost.
 
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sidecore::Watcher;
-
+use base::io::DiskDone;
 use guest_abi::pipe::{BLOCK_BYTES, READ_SKEW_BYTES};
 use queue::Seg;
 
-use super::QueueEngine;
 use crate::cost;
-use crate::in_flight::IssuedOp;
+use crate::in_flight::{InFlight, IssuedOp};
 use crate::placeholder::{
     Answers, PlaceholderConfig, PlaceholderHead, PlaceholderOp, PlaceholderRequest,
     are_placeholders,
 };
-use crate::request::{HEADER_LEN_BYTES, Status};
+use crate::port_state::PortState;
+use crate::request::HEADER_LEN_BYTES;
 use crate::slab::{JobKind, Slot};
 
 /// Placeholder requests of one queue; see [`crate::BlockPort::set_placeholder_handler`].
 pub(crate) struct PlaceholderQueue {
-    pub config: Arc<PlaceholderConfig>,
+    config: Arc<PlaceholderConfig>,
     /// Answers to the queue's requests, also from the handler of an earlier `config`.
-    pub answers: Arc<Answers>,
+    answers: Arc<Answers>,
     /// Requests that a handler has taken and not answered.
-    pub parked: usize,
+    parked: usize,
 }
 
-impl QueueEngine {
-    /// Offers placeholder requests to a handler from now on. Returns the former config and the
-    /// answers that are not needed, to be dropped outside of the sidecore.
-    pub fn set_placeholders(
-        &mut self,
-        config: Arc<PlaceholderConfig>,
-        answers: Arc<Answers>,
-        watcher: Option<&Watcher<'_>>,
-    ) -> std::io::Result<Option<(Arc<PlaceholderConfig>, Arc<Answers>)>> {
-        if let Some(queue) = &mut self.placeholders {
-            return Ok(Some((std::mem::replace(&mut queue.config, config), answers)));
-        }
-        if let Some(watcher) = watcher {
-            watcher.watch(std::os::fd::AsRawFd::as_raw_fd(&answers.event))?;
-        }
-        self.placeholders = Some(PlaceholderQueue { config, answers, parked: 0 });
-        Ok(None)
+impl PlaceholderQueue {
+    /// A queue whose placeholder requests are offered to the handler of `config`.
+    pub fn new(config: Arc<PlaceholderConfig>, answers: Arc<Answers>) -> Self {
+        Self { config, answers, parked: 0 }
+    }
+
+    /// Exchanges the handler. Returns the former one.
+    pub fn replace_config(&mut self, config: Arc<PlaceholderConfig>) -> Arc<PlaceholderConfig> {
+        std::mem::replace(&mut self.config, config)
+    }
+
+    /// Descriptor that answers make readable.
+    pub fn event_fd(&self) -> RawFd {
+        self.answers.event.as_raw_fd()
+    }
+
+    /// Number of requests that a handler has taken and not answered.
+    #[cfg(test)]
+    pub fn parked(&self) -> usize {
+        self.parked
     }
 
     /// Whether the handler expects placeholders. Asked once for each batch, after the batch was
     /// taken from the ring: a tag that the handler knew before the guest wrote it is known then.
-    pub(super) fn has_known_placeholders(&self) -> bool {
-        self.placeholders.as_ref().is_some_and(|p| p.config.handler.has_any())
+    pub fn has_known(&self) -> bool {
+        self.config.handler.has_any()
     }
 
     /// Inspects the first sector of a read or write that begins, and notes its head if it is a
     /// placeholder.
-    pub(super) fn inspect_head(&mut self, slot: u16) {
-        let Some(queue) = &self.placeholders else { return };
-        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
+    pub fn inspect_head(&self, in_flight: &mut InFlight, slot: u16) {
+        let s = &mut in_flight.slab.slots[usize::from(slot)];
         let range = s.job.range;
         let (segs, skip) = data(s);
         // See "Old memory" and "Two ways to one file".
@@ -71,7 +73,7 @@ impl QueueEngine {
                 let is_whole = range.len.is_multiple_of(BLOCK_BYTES as u64);
                 is_whole && begins_in_page(segs) == READ_SKEW_BYTES
             }
-            _ => (range.offset | range.len).is_multiple_of(queue.config.align_bytes),
+            _ => (range.offset | range.len).is_multiple_of(self.config.align_bytes),
         };
         if !is_fit {
             return;
@@ -85,49 +87,49 @@ impl QueueEngine {
 
     /// Inspects the next part of a request. `None`: it is an ordinary one. Else it has gone from
     /// the front of the requests that wait for the disk: to their end, or to the handler.
-    pub(super) fn inspect_next_part(&mut self, slot: u16) -> Option<IssuedOp> {
-        let longest = {
-            let job = &self.in_flight.slab.slots[usize::from(slot)].job;
-            cost::max_step_len_bytes(job, &self.port.demands, self.in_flight.step_len_bytes)
-        };
-        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
+    pub fn inspect_next_part(
+        &mut self,
+        in_flight: &mut InFlight,
+        port: &PortState,
+        slot: u16,
+    ) -> Option<IssuedOp> {
+        let step_len_bytes = in_flight.step_len_bytes;
+        let s = &mut in_flight.slab.slots[usize::from(slot)];
+        let longest = cost::max_step_len_bytes(&s.job, &port.demands, step_len_bytes);
         let left = s.job.range.len - s.inspected_bytes;
         let len = left.min(longest);
         let (segs, skip) = data(s);
         let goes_on = are_placeholders(segs, skip, &s.placeholder_head, s.inspected_bytes, len);
         s.inspected_bytes += len;
-        if !goes_on || (len == left && !self.offer_to_handler(slot)) {
-            self.in_flight.slab.slots[usize::from(slot)].job.may_be_placeholder = false;
+        if !goes_on || (len == left && !self.offer_to_handler(s, port, slot)) {
+            s.job.may_be_placeholder = false;
             return None;
         }
-        self.in_flight.slab.ready.pop_front();
+        s.job.may_be_placeholder = len < left;
+        let cost = cost::step_charge_bytes(&s.job, len, port.demands.within_call());
+        let paid = s.job.paid_bytes.min(cost);
+        s.job.paid_bytes -= paid;
+        in_flight.slab.ready.pop_front();
         if len < left {
-            self.in_flight.slab.ready.push_back(slot);
+            in_flight.slab.ready.push_back(slot);
         }
-        let job = &mut self.in_flight.slab.slots[usize::from(slot)].job;
-        job.may_be_placeholder = len < left;
-        let cost = cost::step_charge_bytes(job, len, self.port.demands.within_call());
-        let paid = job.paid_bytes.min(cost);
-        job.paid_bytes -= paid;
         Some(IssuedOp { bytes: len, due: cost - paid })
     }
 
     /// Offers a request to the handler; true when it was taken.
-    fn offer_to_handler(&mut self, slot: u16) -> bool {
-        let Some(queue) = &mut self.placeholders else { return false };
-        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
+    fn offer_to_handler(&mut self, s: &mut Slot, port: &PortState, slot: u16) -> bool {
         let range = (s.job.range.offset, s.job.range.len);
         let op = match s.job.kind {
             JobKind::Read => PlaceholderOp::Read,
-            _ => PlaceholderOp::Write { sync: !self.port.writeback.load(Ordering::Relaxed) },
+            _ => PlaceholderOp::Write { sync: !port.writeback.load(Ordering::Relaxed) },
         };
         // A read has nothing to make durable.
         s.is_durable = op != PlaceholderOp::Write { sync: false };
-        let target = Arc::clone(&queue.config.target);
-        let own = (Arc::clone(&queue.answers), slot);
+        let target = Arc::clone(&self.config.target);
+        let own = (Arc::clone(&self.answers), slot);
         let placed = PlaceholderRequest::new(s.placeholder_head, range, op, target, own);
-        match queue.config.handler.take(placed) {
-            Some(back) if back.is_of(&queue.answers, slot) => {
+        match self.config.handler.take(placed) {
+            Some(back) if back.is_of(&self.answers, slot) => {
                 back.forget();
                 false
             }
@@ -135,54 +137,32 @@ impl QueueEngine {
             // dropped.
             _ => {
                 s.job.is_parked = true;
-                queue.parked += 1;
+                self.parked += 1;
                 true
             }
         }
     }
 
-    /// Takes in the answers that have come. Returns their number.
-    pub(super) fn collect_answers(&mut self) -> usize {
-        let Some(queue) = self.placeholders.as_ref().filter(|p| p.parked > 0) else { return 0 };
-        self.done.clear();
-        queue.answers.reap(&mut self.done);
-        for k in 0..self.done.len() {
-            let done = self.done[k];
-            self.end_placeholder(done.token as u16, done.result.err());
+    /// Takes the answers that have come into `done`. Returns their number.
+    pub fn reap(&self, done: &mut Vec<DiskDone>) -> usize {
+        if self.parked == 0 {
+            return 0;
         }
-        self.done.len()
+        done.clear();
+        self.answers.reap(done);
+        done.len()
     }
 
-    fn end_placeholder(&mut self, slot: u16, errno: Option<i32>) {
-        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
-        if !std::mem::take(&mut s.job.is_parked) {
-            return;
-        }
-        let is_durable = s.is_durable;
-        if let Some(queue) = &mut self.placeholders {
-            queue.parked -= 1;
-        }
-        if let Some(errno) = errno {
-            return self.report(slot, errno);
-        }
-        if self.needs_failed_flush(slot) {
-            return self.fail_for_flush(slot);
-        }
-        self.stats.placeholders.add(1);
-        if !is_durable && !self.port.writeback.load(Ordering::Relaxed) {
-            // The cache was switched off meanwhile: flush, as after a write of the disk.
-            self.in_flight.slab.slots[usize::from(slot)].job.is_flushing = true;
-            return self.in_flight.slab.ready.push_front(slot);
-        }
-        self.finish(slot, Status::Ok);
+    /// Takes a request back that the handler has answered. False when it has not got it.
+    pub fn take_back(&mut self, s: &mut Slot) -> bool {
+        let was_parked = std::mem::take(&mut s.job.is_parked);
+        self.parked -= usize::from(was_parked);
+        was_parked
     }
 
-    /// Switches the events of the disk and of answers, before a sleep and after it.
-    pub(super) fn set_wakeups(&mut self, on: bool) {
-        self.in_flight.disk.set_wakeups(on);
-        if let Some(queue) = &self.placeholders {
-            queue.answers.set_wakeups(on);
-        }
+    /// Switches the event of answers, before a sleep and after it.
+    pub fn set_wakeups(&self, on: bool) {
+        self.answers.set_wakeups(on);
     }
 }
 

@@ -103,7 +103,7 @@ impl Rig {
             let (memory, used) = (rig.driver.memory(), &rig.stats.registered);
             // Some tests want it refused.
             let _ = registered_memory::register(&mut *disk, &memory, max_bytes, used);
-            rig.engine.in_flight.disk.replace(disk, 0);
+            rig.engine.requests.in_flight.disk.replace(disk, 0);
         }
         rig
     }
@@ -148,11 +148,12 @@ impl Rig {
         loop {
             now_ns += 1;
             let work = self.engine.poll(now_ns, &mut self.ledger);
-            if work == 0 && self.engine.in_flight.slab.taken() == 0 {
+            if work == 0 && self.engine.requests.in_flight.slab.taken() == 0 {
                 break;
             }
             if work == 0 {
-                let fd = self.engine.in_flight.disk.event_fd().expect("stuck without an event");
+                let fd =
+                    self.engine.requests.in_flight.disk.event_fd().expect("stuck without an event");
                 // SAFETY: the disk lives as long as the engine.
                 let fd = unsafe { BorrowedFd::borrow_raw(fd) };
                 let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];

@@ -234,7 +234,7 @@ fn abuse_D3_memory_removed_under_a_request_stays_mapped_until_it_is_done() {
         disk.let_go();
         rig.engine.poll(0, &mut rig.ledger);
         assert_eq!(rig.driver.read(read.data, 4096), vec![9; 4096]);
-        assert_eq!(rig.engine.in_flight.slab.taken(), 0);
+        assert_eq!(rig.engine.requests.in_flight.slab.taken(), 0);
         dropper::wait();
         let after = table.strong_count();
         assert_eq!(in_flight - after, 1, "the request held the table, and holds it no longer");
@@ -248,7 +248,7 @@ fn abuse_D3_an_engine_dropped_with_requests_in_flight_leaves_them_their_buffers(
     let mut rig = Rig::with_disk(Layout::Split, disk.boxed(), RigOptions::default());
     rig.ask(kind::IN, 0, 4096);
     rig.engine.poll(0, &mut rig.ledger);
-    assert_eq!(rig.engine.in_flight.in_disk, 1);
+    assert_eq!(rig.engine.requests.in_flight.in_disk, 1);
     let port = rig.engine.port_state();
     let table = Arc::downgrade(&rig.driver.memory());
     drop((rig.engine, rig.driver));
@@ -401,7 +401,7 @@ fn abuse_R10_memory_of_a_queue_does_not_grow_with_what_guests_ask() {
         // 200 segments of 4 KiB, 40 times: far more than fits the batch's room at once.
         let header = rig.header(kind::IN, 0);
         let page = rig.driver.alloc(4096);
-        let before = rig.engine.in_flight.slab.slots.len();
+        let before = rig.engine.requests.in_flight.slab.slots.len();
         for _ in 0..40 {
             let status = rig.status_byte();
             let mut writable = vec![(page, 4096); 200];
@@ -409,8 +409,8 @@ fn abuse_R10_memory_of_a_queue_does_not_grow_with_what_guests_ask() {
             rig.driver.offer_indirect(&[header], &writable);
         }
         assert_eq!(rig.settle().len(), 40);
-        assert_eq!(rig.engine.in_flight.slab.slots.len(), before);
-        for slot in &rig.engine.in_flight.slab.slots {
+        assert_eq!(rig.engine.requests.in_flight.slab.slots.len(), before);
+        for slot in &rig.engine.requests.in_flight.slab.slots {
             assert_eq!(slot.iov.0.capacity(), MAX_OP_SEGS);
         }
         drop(disk);

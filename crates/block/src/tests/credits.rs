@@ -115,7 +115,7 @@ fn requests_in_flight_move_along_with_their_place_in_the_device() {
         rigs[0].ask(kind::IN, 0, 512);
     }
     poll(&mut rigs[0], &mut ledgers[0]);
-    let taken = |rig: &Rig| rig.engine.in_flight.slab.taken();
+    let taken = |rig: &Rig| rig.engine.requests.in_flight.slab.taken();
     let held = taken(&rigs[0]);
     assert!(gate.in_flight() as usize == held + 1 && held < 80, "{held}");
 
@@ -145,7 +145,7 @@ fn charge_of(rig: &mut Rig, ledger: &mut Ledger, account: &sidecore::Account) ->
     loop {
         now_ns += 10_000;
         let work = rig.engine.poll(now_ns, ledger);
-        if work == 0 && rig.engine.in_flight.slab.taken() == 0 {
+        if work == 0 && rig.engine.requests.in_flight.slab.taken() == 0 {
             break;
         }
         ledger.end_round(now_ns);

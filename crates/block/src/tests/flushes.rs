@@ -131,7 +131,7 @@ fn abuse_D1_a_flush_that_ends_after_anothers_failure_has_failed() {
     disk.finish_one(0);
     // The model has one list of results for all its ends: the first queue to look takes both.
     let mut done = Vec::with_capacity(8);
-    rigs[2].engine.in_flight.disk.reap(&mut done);
+    rigs[2].engine.requests.in_flight.disk.reap(&mut done);
     let [failed, ended] = done[..] else { panic!("{done:?}") };
     assert_eq!((failed.result, ended.result), (Err(libc::EIO), Ok(0)));
     for (k, result) in [(0, failed), (1, ended)] {

@@ -214,7 +214,7 @@ fn held_requests_take_no_bounce_buffer_and_no_place_in_a_shared_device() {
     }
     poll(&mut rig, 0);
     assert_eq!((rig.stats.held.get(), gate.in_flight()), (18, 0));
-    assert_eq!(rig.engine.in_flight.free_bounces(), usize::from(BOUNCE_COUNT));
+    assert_eq!(rig.engine.requests.in_flight.free_bounces(), usize::from(BOUNCE_COUNT));
     let read = rig.ask(kind::IN, 0, 512);
     poll(&mut rig, 1);
     assert_eq!(rig.status(read), 0);

@@ -64,7 +64,7 @@ fn abuse_B2_a_thousand_segments_are_written_and_read_back() {
             there_and_back(&mut rig, &[512], count);
             there_and_back(&mut rig, &[511, 513], count & !1);
         }
-        assert_eq!(rig.engine.in_flight.slab.free_wide(), usize::from(WIDE_COUNT));
+        assert_eq!(rig.engine.requests.in_flight.slab.free_wide(), usize::from(WIDE_COUNT));
     }
 }
 
@@ -117,7 +117,7 @@ fn abuse_B2_too_many_segments_are_an_error_and_the_ring_goes_on() {
         }
         assert_eq!(rig.stats.refused[Refusal::TooLong as usize].get(), 3);
         assert_eq!(disk.state().log.len(), 3, "only the good ones reached the disk");
-        assert_eq!(rig.engine.in_flight.slab.free_wide(), usize::from(WIDE_COUNT));
+        assert_eq!(rig.engine.requests.in_flight.slab.free_wide(), usize::from(WIDE_COUNT));
     }
 }
 
@@ -179,14 +179,14 @@ fn abuse_B2_long_requests_wait_for_one_another_and_short_ones_for_them() {
         for now_ns in 0..4 {
             rig.engine.poll(now_ns, &mut rig.ledger);
         }
-        assert_eq!(rig.engine.in_flight.slab.taken(), usize::from(WIDE_COUNT));
+        assert_eq!(rig.engine.requests.in_flight.slab.taken(), usize::from(WIDE_COUNT));
         assert_eq!(rig.engine.arm(4, &mut rig.ledger), sidecore::Arm::Idle, "it sleeps meanwhile");
         rig.engine.disarm();
         disk.let_go();
         assert_eq!(rig.settle().len(), statuses.len() + 1);
         statuses.iter().for_each(|s| assert_eq!(rig.driver.read(s.0, 1), [0]));
         assert_eq!(rig.status(short), 0);
-        assert_eq!(rig.engine.in_flight.slab.free_wide(), usize::from(WIDE_COUNT));
+        assert_eq!(rig.engine.requests.in_flight.slab.free_wide(), usize::from(WIDE_COUNT));
     }
 }
 
@@ -214,7 +214,7 @@ fn abuse_D3_lists_of_long_requests_let_go_of_a_table_that_was_exchanged() {
     for now_ns in 2..5 {
         rig.engine.poll(now_ns, &mut rig.ledger);
     }
-    assert_eq!(rig.engine.in_flight.slab.taken(), 0);
+    assert_eq!(rig.engine.requests.in_flight.slab.taken(), 0);
     dropper::wait();
     assert_eq!(in_flight - table.strong_count(), 1, "one hold for the one in flight");
 }

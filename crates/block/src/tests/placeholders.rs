@@ -81,7 +81,7 @@ fn a_placed_write_waits_without_the_disk_and_ends_from_another_thread() {
         let stats = &bench.rig.stats;
         assert_eq!((stats.writes.get(), stats.placeholders.get()), (2, 1));
         assert_eq!(stats.written_bytes.get(), 512 + 8192);
-        assert_eq!(bench.rig.engine.in_flight.slab.taken(), 0);
+        assert_eq!(bench.rig.engine.requests.in_flight.slab.taken(), 0);
     }
 }
 
@@ -94,7 +94,8 @@ fn all_slots_may_wait_and_end_in_any_order() {
         for n in 0..21 {
             open.push(bench.place(n, n * 512, 512));
         }
-        let parked = |bench: &Bench| bench.rig.engine.placeholders.as_ref().unwrap().parked;
+        let parked =
+            |bench: &Bench| bench.rig.engine.requests.placeholders.as_ref().unwrap().parked();
         assert_eq!(parked(&bench), 21);
         let mut ids = Vec::new();
         for (n, (offered, write)) in open.into_iter().rev().enumerate() {
@@ -377,7 +378,7 @@ fn an_answer_after_the_queues_end_reaches_nobody() {
         next.poll(0, &mut bench.rig.ledger);
         assert_eq!(bench.rig.driver.used(), None);
         assert_eq!(bench.rig.driver.read(offered.status, 1), [UNTOUCHED]);
-        assert_eq!(next.in_flight.slab.taken(), 0);
+        assert_eq!(next.requests.in_flight.slab.taken(), 0);
     }
 }
 

@@ -305,7 +305,7 @@ fn memory_that_cannot_be_locked_is_told_and_the_disk_works_without() {
         let error = registered_memory::register(&mut *disk, &rig.driver.memory(), u64::MAX, &used);
         let text = error.unwrap_err().to_string();
         assert!(text.contains("Cannot allocate memory") && text.contains("LimitMEMLOCK"), "{text}");
-        rig.engine.in_flight.disk.replace(disk, 0);
+        rig.engine.requests.in_flight.disk.replace(disk, 0);
         rig.write(0, &pattern(9, 65536));
         assert!(rig.read(0, 65536) == pattern(9, 65536));
         assert_eq!(used.get() + rig.stats.registered.get(), 0);

@@ -231,7 +231,7 @@ fn requests_that_a_killed_daemon_had_taken_are_done_by_the_next() {
         dead.finish_one(2);
         first.poll(0, &mut Ledger::default());
         assert!(driver.used().is_some());
-        let start = first.vring.queue.position();
+        let start = first.requests.vring.queue.position();
         std::mem::forget(first);
 
         let disk = ModelDisk::new(LEN);
@@ -274,7 +274,7 @@ fn a_driver_with_a_pile_in_hand_is_told_late_but_told() {
     for layout in BOTH {
         let disk = ModelDisk::new(LEN);
         let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
-        let queue = Arc::clone(&rig.engine.vring.parts.stats);
+        let queue = Arc::clone(&rig.engine.requests.vring.parts.stats);
         let told = || queue.notifications_sent.get() + queue.notifications_suppressed.get();
         let mut now_ns = 1_000_000;
         // 16 at once, then one each 50 µs: the driver works through what it got.
@@ -290,7 +290,7 @@ fn a_driver_with_a_pile_in_hand_is_told_late_but_told() {
         }
         assert!(told() < 20, "{} times for 56 requests", told());
         // Told of all so far, and one more soon after.
-        rig.engine.vring.notify();
+        rig.engine.requests.vring.notify();
         let before = told();
         rig.send(kind::OUT, 1, &pattern(1, 512));
         rig.engine.poll(now_ns + 1000, &mut rig.ledger);
@@ -320,7 +320,7 @@ fn large_requests_are_told_and_kicked_for_one_by_one() {
         rig.engine.disarm();
         disk.finish_one(0);
         rig.engine.poll(2000, &mut rig.ledger);
-        let queue = &rig.engine.vring.parts.stats;
+        let queue = &rig.engine.requests.vring.parts.stats;
         let told = queue.notifications_sent.get() + queue.notifications_suppressed.get();
         assert_eq!(told, u64::from(large), "the others are still in the disk");
     }

@@ -84,7 +84,7 @@ fn a_poll_takes_no_more_than_its_share_and_one_request() {
     let len = 128 << 10;
     hoard(&mut rig, 20, len);
     rig.engine.poll(1, &mut rig.ledger);
-    let taken = rig.engine.in_flight.slab.taken() as u64;
+    let taken = rig.engine.requests.in_flight.slab.taken() as u64;
     assert!(taken > 0 && taken <= POLL_BUDGET_BYTES / len + 1, "{taken}");
     disk.let_go();
     assert_eq!(rig.settle().len(), 20);
