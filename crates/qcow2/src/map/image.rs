@@ -206,7 +206,9 @@ impl Image {
         }
     }
 
-    /// Ends writing, see [`Writer::close`]. Nobody uses the image any more.
+    /// Ends writing: nothing is reserved, freed clusters are counted so, and the file says that it
+    /// was closed. Nobody uses the image any more. After an error, or where writing failed before,
+    /// it stays marked as not closed.
     pub fn close(&self) -> io::Result<()> {
         self.writer.as_ref().map_or(Ok(()), Writer::close)
     }

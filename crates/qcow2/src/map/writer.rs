@@ -536,9 +536,7 @@ impl Writer {
         self.store().sync()
     }
 
-    /// Ends writing: nothing is reserved, freed clusters are counted so, and the file says that it
-    /// was closed. Nobody uses the image any more. After an error, or where writing failed before,
-    /// it stays marked as not closed.
+    /// Ends writing, see [`Image::close`](crate::Image::close).
     pub(crate) fn close(&self) -> io::Result<()> {
         if self.is_damaged() {
             return self.sync();
