@@ -1,94 +1,25 @@
-//! A handle on a sidecore: starting it, its mailbox, its counters.
+//! Handles on sidecores, and the places of workers on them: what a worker keeps while it moves.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use base::clock::Clock;
-use base::counter::Counter;
 use base::event::Event;
 use base::numa::{Node, NodePreference, prefer_node};
 use base::sync::lock;
 
+use crate::config::SidecoreConfig;
 use crate::credit::{Account, VmId};
-use crate::pause::Pause;
+use crate::memory::WorkerMemory;
 use crate::run::Run;
-use crate::seat::Seat;
-use crate::worker::{Poller, SidecoreError};
+use crate::stats::{Pulse, SidecoreStats, WorkerStats};
+use crate::worker::{Poller, SidecoreError, WorkerId};
 
 /// Time slice of a sidecore's thread. Where guests run on its CPU too, it is woken for some 20 µs
 /// of work at a time, and the scheduler runs a thread with a shorter slice than the running one at
 /// once.
 const SLICE_NS: u64 = 200_000;
-
-/// Configuration of a sidecore. The default sleeps at once.
-#[derive(Debug, Clone, Default)]
-pub struct SidecoreConfig {
-    /// Number, for names and metrics.
-    pub index: usize,
-    /// CPU to pin to; none: the scheduler decides.
-    pub cpu: Option<usize>,
-    /// NUMA node of the CPUs that it may run on, where they are on one node and that is known.
-    pub node: Option<Node>,
-    /// Longest poll without work before sleeping, in microseconds; 0 sleeps at once. See
-    /// [`crate::Spin`] for how the time adapts.
-    pub spin_us: u32,
-    /// Always poll for `spin_us`.
-    pub fixed_spin: bool,
-    /// Wait between two empty rounds.
-    pub pause: Pause,
-    /// Give the CPU away between polls that found nothing: for hosts where the guests need the
-    /// same cores. Costs one system call per empty round, none per busy one.
-    pub yield_when_idle: bool,
-    /// Receives the name of each worker that panicked, once the worker is dropped.
-    pub panicked: Option<mpsc::Sender<String>>,
-}
-
-/// Counters of a sidecore.
-#[derive(Debug, Default)]
-pub struct SidecoreStats {
-    /// Rounds over all workers.
-    pub rounds: Counter,
-    /// Rounds in which something was done.
-    pub busy_rounds: Counter,
-    /// Number of sleeps.
-    pub sleeps: Counter,
-    /// Wake-ups by a watched descriptor or a call, not by a deadline.
-    pub wakeups: Counter,
-    /// Times that work was found by polling on, which would have had to wake it otherwise.
-    pub spin_hits: Counter,
-    /// Nanoseconds spent in rounds that did something.
-    pub busy_ns: Counter,
-    /// Nanoseconds spent in rounds that found nothing.
-    pub spin_ns: Counter,
-    /// Nanoseconds asleep, falling asleep and waking up included.
-    pub asleep_ns: Counter,
-    /// Polling time before a sleep now, in nanoseconds (a gauge).
-    pub spin_limit_ns: Counter,
-    /// Workers on it now.
-    pub workers: Counter,
-    /// Workers that were taken off because they panicked (a bug of ours).
-    pub panics: Counter,
-    /// 1 while it takes workers, 0 while it is parked. Written by the [`crate::Placer`], where
-    /// there is one.
-    pub active: Counter,
-    /// Load at the last look of the [`crate::Placer`], in percent (a gauge); 0 without one.
-    pub load_percent: Counter,
-    /// Times that it neither slept nor finished a round for about a second. Counted by the
-    /// [`crate::Watchdog`], where there is one.
-    pub stalls: Counter,
-}
-
-/// Signs of life that a [`crate::Watchdog`] reads, besides the counters of rounds and sleeps.
-#[derive(Debug, Default)]
-pub(crate) struct Pulse {
-    /// Number of the thread; 0 before it runs.
-    pub(crate) thread: AtomicI32,
-    /// The thread sleeps, or has ended as it should: no progress is expected.
-    pub(crate) rests: AtomicBool,
-    /// The watchdog's verdict.
-    pub(crate) stalled: AtomicBool,
-}
 
 /// A closure for the sidecore's thread.
 pub(crate) type Job = Box<dyn FnOnce(&mut Run) + Send>;
@@ -285,5 +216,108 @@ impl Sidecore {
             .bell
             .signal()
             .map_err(|source| SidecoreError::Io { what: "waking its thread", source })
+    }
+}
+
+/// Unit of moves: a worker, or a group of workers that must share a sidecore.
+pub(crate) struct Unit {
+    /// Number of the unit, for logs and for the placer.
+    pub(crate) id: u32,
+    pinned: bool,
+    /// Sidecore of its workers. Changed on the thread that they leave.
+    home: Mutex<Home>,
+}
+
+#[derive(Clone)]
+struct Home {
+    core: Sidecore,
+    /// Number of changes: a unit may move away and back between two looks.
+    moves: u64,
+}
+
+impl Unit {
+    pub(crate) fn new(core: &Sidecore, pinned: bool) -> Arc<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { id, pinned, home: Mutex::new(Home { core: core.clone(), moves: 0 }) })
+    }
+
+    pub(crate) fn core(&self) -> Sidecore {
+        lock(&self.home).core.clone()
+    }
+
+    pub(crate) fn set_core(&self, core: Sidecore) {
+        let mut home = lock(&self.home);
+        home.core = core;
+        home.moves += 1;
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned
+    }
+
+    /// Runs `f` on the sidecore where the unit is, between two rounds, and waits for the answer.
+    /// `None` of `f` means that what it looked for is not there; it is asked again when the unit
+    /// moved meanwhile.
+    pub(crate) fn ask<T: Send + 'static, R: Send + 'static>(
+        self: &Arc<Self>,
+        task: T,
+        f: impl Fn(&mut Run, &Sidecore, &mut Option<T>) -> Option<R> + Clone + Send + 'static,
+    ) -> Result<R, SidecoreError> {
+        // Kept outside of the job: a job that is never run, or runs on the sidecore that the unit
+        // has left, must not consume it.
+        let task = Arc::new(Mutex::new(Some(task)));
+        loop {
+            let Home { core, moves } = lock(&self.home).clone();
+            let (unit, task, f) = (Arc::clone(self), Arc::clone(&task), f.clone());
+            let answer = core.ask(move |run| {
+                let here = unit.core();
+                let mut task = lock(&task);
+                f(run, &here, &mut task)
+            });
+            match answer {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) | Err(SidecoreError::Gone(_)) if lock(&self.home).moves != moves => {}
+                Ok(None) => return Err(SidecoreError::NoWorker(core.index())),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Moves all its workers, and waits until they are polled there. No error when they are there
+    /// already.
+    pub(crate) fn move_to(self: &Arc<Self>, target: &Sidecore) -> Result<(), SidecoreError> {
+        if self.pinned {
+            return Err(SidecoreError::Pinned(self.core().index()));
+        }
+        let (settled, wait) = mpsc::sync_channel(1);
+        let (unit, to) = (Arc::clone(self), target.clone());
+        let moved = self.ask((), move |run, here, _| {
+            if here.is(&to) {
+                let _ = settled.send(());
+                return Some(Ok(0));
+            }
+            run.is_core(here).then(|| run.move_out(&unit, &to, settled.clone()))
+        });
+        moved??;
+        wait.recv().map_err(|_| SidecoreError::Gone(target.index()))
+    }
+}
+
+/// Place of a worker, shared by its slot and its handles.
+pub(crate) struct Seat {
+    pub(crate) id: WorkerId,
+    pub(crate) name: String,
+    pub(crate) unit: Arc<Unit>,
+    pub(crate) stats: WorkerStats,
+    pub(crate) memory: WorkerMemory,
+}
+
+impl Seat {
+    pub(crate) fn new(unit: &Arc<Unit>, name: String) -> Arc<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (unit, stats, memory) = (Arc::clone(unit), Default::default(), Default::default());
+        Arc::new(Self { id, name, unit, stats, memory })
     }
 }

@@ -58,6 +58,7 @@
 //!   is never moved. A sidecore that may run on CPUs of several nodes has no node.
 //! - Workers are numbered with 32 bits: 4 billion over the life of the daemon, then numbers repeat.
 
+mod config;
 pub mod core;
 pub mod credit;
 mod interrupt;
@@ -67,22 +68,23 @@ mod pause;
 pub mod placement;
 mod placer;
 mod run;
-mod seat;
 mod spin;
+mod stats;
 mod unit_nodes;
 pub mod watchdog;
 pub mod worker;
 mod worker_ref;
 
-pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats};
+pub use crate::core::Sidecore;
+pub use config::SidecoreConfig;
 pub use credit::{
     Account, Accounts, Allowance, Ledger, SEG_CHARGE_BYTES, Settings, Spent, VmId,
     least_charge_bytes,
 };
 pub use pause::Pause;
 pub use placer::{Placer, PlacerStats};
-pub use seat::WorkerStats;
 pub use spin::Spin;
+pub use stats::{SidecoreStats, WorkerStats};
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
 pub use worker_ref::{Group, WorkerInfo, WorkerRef};

@@ -8,9 +8,8 @@ use std::time::Duration;
 use base::clock::Clock;
 use base::counter::Counter;
 
-use crate::core::Sidecore;
+use crate::core::{Sidecore, Unit};
 use crate::placement::{CoreLoad, History, Limits, Meter, Plan, Reason, UnitReading, plan};
-use crate::seat::Unit;
 use crate::unit_nodes::UnitNodes;
 use crate::worker::SidecoreError;
 

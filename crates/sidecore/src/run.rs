@@ -11,11 +11,12 @@ use std::sync::{Arc, mpsc};
 use base::clock::Clock;
 use rustix::event::{Timespec, epoll};
 
-use crate::core::{Job, Mailbox, Sidecore, SidecoreConfig, SidecoreStats};
+use crate::config::SidecoreConfig;
+use crate::core::{Job, Mailbox, Seat, Sidecore};
 use crate::credit::Ledger;
 use crate::load::Sampler;
-use crate::seat::Seat;
 use crate::spin::Spin;
+use crate::stats::SidecoreStats;
 use crate::worker::{Arm, Watcher, Worker, WorkerId};
 
 /// Wake-ups taken from the kernel at once; more simply take another call.

@@ -82,7 +82,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_stays_within_its_bounds(max in 0..u64::MAX / 4, idle in prop::collection::vec(any::<u64>(), 0..50)) {
+        fn it_stays_within_its_bounds(
+            max in 0..u64::MAX / 4,
+            idle in prop::collection::vec(any::<u64>(), 0..50),
+        ) {
             let mut spin = Spin::new(max, true);
             for idle_ns in idle {
                 spin.woke_to_work(idle_ns);

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use base::numa::{Node, NumaMemory, Spread};
 
-use crate::core::Sidecore;
+use crate::core::{Sidecore, Unit};
 use crate::placement::ROOM;
-use crate::seat::Unit;
 
 /// Looks between two questions for the node of a unit's memory: 10 s. Guests move their memory
 /// seldom, and a question for 1,000 VMs takes some 20 ms of the placer's thread.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use base::numa::NumaMemory;
 
-use crate::core::Sidecore;
-use crate::seat::{Seat, Unit, WorkerStats};
+use crate::core::{Seat, Sidecore, Unit};
+use crate::stats::WorkerStats;
 use crate::worker::{SidecoreError, Watcher, Worker};
 
 /// Name of a worker that was added without one.

@@ -225,7 +225,11 @@ proptest! {
             let plan = host.look();
             for step in plan.moves {
                 let before = last.insert(step.unit, look);
-                prop_assert!(plan.activate.contains(&step.to) || before.is_none_or(|b| look - b >= 10), "{:?}", step);
+                prop_assert!(
+                    plan.activate.contains(&step.to) || before.is_none_or(|b| look - b >= 10),
+                    "{:?}",
+                    step
+                );
             }
         }
     }

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex};
 use base::sync::lock;
 
 use super::{Run, Slot};
-use crate::core::Sidecore;
-use crate::seat::Unit;
+use crate::core::{Sidecore, Unit};
 use crate::worker::{SidecoreError, WorkerId};
 
 /// Workers on their way; taken back by the sender when nobody receives them.

@@ -47,7 +47,7 @@ fn cores(nodes: &[Option<Node>]) -> Vec<Sidecore> {
 
 fn look(nodes: &mut UnitNodes, cores: &[Sidecore]) {
     let seats: Vec<_> = cores.iter().map(Sidecore::seats).collect();
-    let unit = |(core, seats): (usize, &Vec<Arc<crate::seat::Seat>>)| {
+    let unit = |(core, seats): (usize, &Vec<Arc<crate::core::Seat>>)| {
         seats.iter().map(|s| (Arc::clone(&s.unit), core)).collect::<Vec<_>>()
     };
     let units: Vec<_> = seats.iter().enumerate().flat_map(unit).collect();

@@ -153,8 +153,8 @@ proptest! {
         count in 1usize..6,
     ) {
         let mut none = Host::new(count, Limits::new(1, count), &loads[0]);
-        let mut one =
-            Host::new(count, Limits::new(1, count), &loads[0]).on_nodes(&[0; 6][..count], &[Some(0)]);
+        let mut one = Host::new(count, Limits::new(1, count), &loads[0])
+            .on_nodes(&[0; 6][..count], &[Some(0)]);
         for loads in loads.iter().cycle().take(200) {
             for host in [&mut none, &mut one] {
                 host.units.iter_mut().zip(loads).for_each(|(u, &load)| u.load = load);
