@@ -8,160 +8,33 @@
 //! until the kernel has done away with it, so that the next one cannot serve them too early.
 
 mod child;
+mod config;
 mod drain;
+mod inbox;
 mod log;
+mod prepared;
 mod supervisor;
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use base::sync::lock;
 
+pub use self::config::{Charge, ModuleConfig, RingConfig, VmModulesConfig};
+use self::inbox::{Inbox, Request};
+use self::prepared::prepare;
 use self::supervisor::Supervisor;
-use crate::control::{CopyStep, DiskUse, ModuleSetup, RingSetup};
-use crate::engine::{self, Hash};
+use crate::control::CopyStep;
 use crate::folder::written::Written;
 use crate::limits::STEP_TIMEOUT;
 use crate::{ModuleStats, ModulesError};
 
-/// Limit of connections that wait for a process.
-const MAX_WAITING: usize = 256;
-
 /// Limit of the wait for counters.
 const STATS_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Module as the config has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModuleConfig {
-    /// Name.
-    pub name: String,
-    /// File with its WebAssembly.
-    pub path: PathBuf,
-    /// SHA-256 that the file must have.
-    pub hash: Hash,
-    /// Limit of the CPU time of a call.
-    pub deadline_ms: u32,
-    /// Share of a core that its thread may take, in percent.
-    pub cpu_percent: u32,
-    /// Limit of its memory.
-    pub memory_bytes: u64,
-    /// Limit of the bytes of its files.
-    pub disk_bytes: u64,
-}
-
-/// Charge of a VM for what its modules did with their files.
-#[derive(Clone)]
-pub struct Charge(pub Arc<dyn Fn(DiskUse) + Send + Sync>);
-
-impl std::fmt::Debug for Charge {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Charge")
-    }
-}
-
-impl Default for Charge {
-    /// Charges nobody.
-    fn default() -> Self {
-        Self(Arc::new(|_| {}))
-    }
-}
-
-/// Memory that a VM and its modules share.
-#[derive(Debug, Clone)]
-pub struct RingConfig {
-    /// File with it, as [`crate::ring::open`] makes it.
-    pub file: Arc<OwnedFd>,
-    /// Setup of its use.
-    pub setup: RingSetup,
-}
-
-/// Modules of a VM, as the config has them.
-#[derive(Debug, Clone)]
-pub struct VmModulesConfig {
-    /// Name of the VM.
-    pub vm: String,
-    /// Modules.
-    pub modules: Vec<ModuleConfig>,
-    /// Folder of this VM's files, with one folder for each module.
-    pub state_dir: PathBuf,
-    /// Folder of native code, for all VMs.
-    pub code_dir: PathBuf,
-    /// Command that runs a process: program and arguments. Its standard input is the socket.
-    pub command: Vec<String>,
-    /// Charge for what the disk had to do.
-    pub charge: Charge,
-    /// Memory for rings, if clients may use them.
-    pub ring: Option<RingConfig>,
-    /// Whether clients of the guest must use rings: requests by their sockets are not taken, also
-    /// if there are no rings.
-    pub needs_ring: bool,
-    /// Whether no process is started before [`VmModules::resume`].
-    pub drained: bool,
-}
-
-/// Request to the thread.
-#[derive(Debug)]
-enum Request {
-    /// Whether it is the guest's.
-    Connection(OwnedFd, bool),
-    GuestGone,
-    Stats(SyncSender<Vec<ModuleStats>>),
-    Load(Vec<ModuleConfig>, SyncSender<Result<(), String>>),
-    Copy(String, CopyStep, SyncSender<Result<Written, String>>),
-    Drain(SyncSender<Result<(), String>>),
-    Resume(SyncSender<Result<(), String>>),
-}
-
-#[derive(Debug)]
-struct Inbox {
-    requests: SyncSender<Request>,
-    event: OwnedFd,
-    /// Reason why no process is ready, when the last one ended before that.
-    trouble: Mutex<Option<String>>,
-    stopping: AtomicBool,
-    /// Number of lines of processes that were not logged.
-    dropped: Arc<AtomicU64>,
-}
-
-impl Inbox {
-    fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    fn ring(&self) {
-        // Full: then it is told already.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-    }
-
-    fn note(&self, trouble: Option<String>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
-    }
-
-    /// Waits for room, however many connections come: the thread takes all that there is with each
-    /// turn.
-    fn ask_surely(&self, request: Request) -> Result<(), ModulesError> {
-        self.ring();
-        self.requests.send(request).map_err(|_| ModulesError::Control("it has ended".into()))?;
-        self.ring();
-        Ok(())
-    }
-
-    /// False: there is no room.
-    fn ask(&self, request: Request) -> bool {
-        let taken = self.requests.try_send(request).is_ok();
-        self.ring();
-        taken
-    }
-}
 
 /// Modules of one VM.
 #[derive(Debug)]
@@ -177,16 +50,8 @@ impl VmModules {
     /// A module's file is not there, not the one of the config, or no module.
     pub fn start(config: VmModulesConfig) -> Result<Arc<Self>, ModulesError> {
         let prepared = prepare(&config, &config.modules)?;
-        let (requests, receiver) = sync_channel(MAX_WAITING);
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(ModulesError::io("making an event"))?;
-        let inbox = Arc::new(Inbox {
-            requests,
-            event,
-            trouble: Mutex::default(),
-            stopping: AtomicBool::new(false),
-            dropped: Arc::default(),
-        });
+        let (inbox, receiver) = Inbox::new()?;
+        let inbox = Arc::new(inbox);
         let supervisor = Supervisor::new(config, prepared, Arc::clone(&inbox), receiver);
         let thread = std::thread::Builder::new()
             .name(format!("modules-{}", supervisor.config.vm))
@@ -299,15 +164,14 @@ impl VmModules {
 
     /// Begins [`VmModules::stop`], and does not wait. Whoever waits in [`VmModules::load`] is told.
     pub fn begin_stop(&self) {
-        self.inbox.stopping.store(true, Ordering::Release);
-        self.inbox.ring();
+        self.inbox.begin_stop();
     }
 
     /// Ends the process, once it has finished what it does; one that does not end is killed, and
     /// left if even that does not end it.
     pub fn stop(&self) {
         self.begin_stop();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = lock(&self.thread).take();
         let Some(thread) = thread else { return };
         if thread.join().is_err() {
             tracing::error!("the thread that supervises modules panicked");
@@ -319,42 +183,4 @@ impl Drop for VmModules {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Module whose native code is there.
-#[derive(Debug)]
-struct Prepared {
-    setup: ModuleSetup,
-    code: PathBuf,
-    folder: PathBuf,
-}
-
-fn prepare(
-    config: &VmModulesConfig,
-    modules: &[ModuleConfig],
-) -> Result<Vec<Prepared>, ModulesError> {
-    let one = |module: &ModuleConfig| {
-        let (wasm, hash) = engine::read_wasm(&module.name, &module.path)?;
-        if hash != module.hash {
-            return Err(ModulesError::Hash {
-                name: module.name.clone(),
-                path: module.path.clone(),
-                found: engine::hex(&hash),
-                wanted: engine::hex(&module.hash),
-            });
-        }
-        let code = engine::compile(&module.name, &wasm, &hash, &config.code_dir)?;
-        let folder = config.state_dir.join(&module.name);
-        engine::private_folder(&folder)?;
-        let setup = ModuleSetup {
-            name: module.name.clone(),
-            hash: engine::hex(&hash),
-            deadline_ms: module.deadline_ms,
-            cpu_percent: module.cpu_percent,
-            memory_bytes: module.memory_bytes,
-            disk_bytes: module.disk_bytes,
-        };
-        Ok(Prepared { setup, code, folder })
-    };
-    modules.iter().map(one).collect()
 }

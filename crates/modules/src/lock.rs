@@ -82,7 +82,8 @@ mod tests {
 
     #[test]
     fn who_has_a_lock_is_found() {
-        let text = "1: POSIX  ADVISORY  WRITE 7 00:15:99 0 EOF\n2: FLOCK  ADVISORY  WRITE 42 fe:00:99 0 EOF\n";
+        let text = "1: POSIX  ADVISORY  WRITE 7 00:15:99 0 EOF\n\
+                    2: FLOCK  ADVISORY  WRITE 42 fe:00:99 0 EOF\n";
         assert_eq!((find(text, 99), find(text, 9), find("", 99)), (Some(42), None, None));
         let folder = tempfile::tempdir().unwrap();
         let open = || OwnedFd::from(std::fs::File::open(folder.path()).unwrap());

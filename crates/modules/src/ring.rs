@@ -16,10 +16,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base::random::{OsRandom, Random};
 use base::shm::SharedMemory;
+use base::sync::lock;
 use guest_abi::module_ring::{
     DATA_BYTES, Direction, REGION_MAGIC, REGION_VERSION, RegionHead, SLOT_BYTES, SLOTS_OFF,
     STAMP_OFF, TO_CLIENT, TO_HOST,
@@ -399,7 +400,7 @@ impl Slots {
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, VecDeque<u32>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 
     /// Whether somebody who says this has the region before it.

@@ -18,6 +18,7 @@ mod inbox;
 mod life;
 mod pausing;
 mod rings;
+mod spec;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -36,48 +37,18 @@ use self::life::{Life, retry_pause};
 use self::pausing::Pausing;
 use self::rings::Look;
 use crate::budget::Purse;
-use crate::control::{CopyStep, DiskUse};
+use crate::control::CopyStep;
 use crate::deadline::Ticker;
 use crate::folder::Folder;
 use crate::folder::written::Written;
 use crate::instance::{Instance, Limits, StopReason};
 use crate::instance_state::{ModuleReply, State};
 use crate::limits::{HOLD_LEASE, MAX_FAILED_STARTS};
-use crate::ring::Slots;
 use crate::share::CpuShare;
 use crate::{ModuleStats, ModulesError};
 
 pub(crate) use self::inbox::{CopyAnswer, Inbox, Message};
-
-/// Specification of a module, as a process runs it.
-pub(crate) struct Spec {
-    pub name: String,
-    pub module: Module,
-    pub linker: Arc<Linker<State>>,
-    pub limits: Limits,
-    /// Share of a core, in percent.
-    pub cpu_percent: u32,
-    /// Modules of this VM, as a welcome lists them.
-    pub list: Arc<Vec<u8>>,
-    /// Budget of what its clients make it hold.
-    pub purse: Arc<Purse>,
-    /// Memory that clients may use in place of their sockets, and how long to look at it before
-    /// sleeping.
-    pub ring: Option<(Arc<Slots>, Duration)>,
-    /// Whether requests of the guest are taken by rings alone.
-    pub needs_ring: bool,
-    /// Reports the result of the first start.
-    pub report_start: ReportStart,
-    /// Reports what it did with its files.
-    pub report_disk_use: ReportDiskUse,
-}
-
-/// Reports, now and then, what a module did with its files; false: it could not be reported, and is
-/// later.
-pub(crate) type ReportDiskUse = Box<dyn FnMut(DiskUse) -> bool + Send>;
-
-/// Reports once how the first start of a module went; an error: why it failed.
-pub(crate) type ReportStart = Option<Box<dyn FnOnce(Result<(), String>) + Send>>;
+pub(crate) use self::spec::{ReportDiskUse, ReportStart, Spec};
 
 /// Code of a module, and what is needed to start instances of it.
 struct Program {
@@ -282,7 +253,10 @@ impl Service {
         let failed_starts = std::mem::take(&mut self.connections.meter.stats.failed_starts);
         if failed_starts >= MAX_FAILED_STARTS.into() {
             let name = &self.program.name;
-            tracing::info!(module = %name, "module {name} started after {failed_starts} failed attempts");
+            tracing::info!(
+                module = %name,
+                "module {name} started after {failed_starts} failed attempts"
+            );
         }
         if let Some(report) = self.report_start.take() {
             report(Ok(()));
@@ -298,7 +272,12 @@ impl Service {
         stats.failed_starts += 1;
         let failed_starts = u32::try_from(stats.failed_starts).unwrap_or(u32::MAX);
         let (name, next) = (&self.program.name, retry_pause(failed_starts));
-        tracing::error!(module = %name, failed_starts, ?next, "module {name} failed to start: {why}");
+        tracing::error!(
+            module = %name,
+            failed_starts,
+            ?next,
+            "module {name} failed to start: {why}"
+        );
         let text = format!("module {name} cannot be started: {why}");
         if let Some(report) = self.report_start.take() {
             report(Err(text.clone()));

@@ -102,7 +102,12 @@ proptest! {
     /// A client that keeps to the rules, breaks now and then and sends everything again: each of
     /// its requests is executed at least once, and more often only if it changes nothing.
     #[test]
-    fn breaks_double_nothing(steps in proptest::collection::vec((0u8..4, any::<bool>(), any::<prop::sample::Index>()), 1..400)) {
+    fn breaks_double_nothing(
+        steps in proptest::collection::vec(
+            (0u8..4, any::<bool>(), any::<prop::sample::Index>()),
+            1..400,
+        ),
+    ) {
         let (mut client, now) = (client(), Instant::now());
         let (mut next, mut executed) = (1u64, BTreeMap::<u64, u32>::new());
         let (mut open, mut pending) = (BTreeMap::<u64, bool>::new(), BTreeSet::<u64>::new());

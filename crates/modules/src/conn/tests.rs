@@ -87,7 +87,10 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_is_noticed(body in proptest::collection::vec(any::<u8>(), 0..100), bit in 0usize..800) {
+    fn a_flipped_bit_is_noticed(
+        body in proptest::collection::vec(any::<u8>(), 0..100),
+        bit in 0usize..800,
+    ) {
         let mut bytes = frame(kind::REQUEST, 0, 9, &[&body]).to_vec();
         let bit = bit % (bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -101,6 +104,8 @@ proptest! {
         let (_, body) = parse(&bytes).unwrap().unwrap();
         let told = std::str::from_utf8(&body[size_of::<Failure>()..]).unwrap();
         prop_assert!(text.starts_with(told) && told.len() <= MAX_TEXT_BYTES);
-        prop_assert!(text.len() <= MAX_TEXT_BYTES - 3 || told.len() > MAX_TEXT_BYTES - 4 || told == text);
+        prop_assert!(
+            text.len() <= MAX_TEXT_BYTES - 3 || told.len() > MAX_TEXT_BYTES - 4 || told == text
+        );
     }
 }

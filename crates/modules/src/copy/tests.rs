@@ -245,7 +245,10 @@ proptest! {
     ) {
         let (copy, then) = copied(ops, before);
         let summary = pass(&mut &copy[..], &mut io::sink()).unwrap();
-        prop_assert_eq!((summary.files, summary.copy_bytes), (then.len() as u64, copy.len() as u64));
+        prop_assert_eq!(
+            (summary.files, summary.copy_bytes),
+            (then.len() as u64, copy.len() as u64)
+        );
         prop_assert_eq!(restored(&copy, DISK_BYTES).unwrap(), then);
     }
 

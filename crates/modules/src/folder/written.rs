@@ -167,7 +167,9 @@ mod tests {
             let told = extents(&mut log);
             prop_assert!(told.len() <= MAX_EXTENTS);
             for (inode, at, len) in writes.into_iter().filter(|w| w.2 > 0) {
-                let covers = |e: &&(u64, u64, u64)| e.0 == inode && e.1 <= at && at + len <= e.1 + e.2;
+                let covers = |e: &&(u64, u64, u64)| {
+                    e.0 == inode && e.1 <= at && at + len <= e.1 + e.2
+                };
                 prop_assert_eq!(told.iter().filter(covers).count(), 1);
             }
             for pair in told.windows(2) {

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use super::config::VmModulesConfig;
 use super::log::LogPipe;
-use super::{Prepared, VmModulesConfig};
+use super::prepared::Prepared;
 use crate::control::{self, ToProcess};
 use crate::folder::written::Written;
 use crate::limits::END_TIMEOUT;
@@ -171,9 +172,19 @@ impl EndingProcess {
         if now >= self.next {
             let (pid, waited) = (self.process.pid(), now - self.told);
             if self.killed {
-                tracing::error!(%vm, pid, ?waited, "killed process of modules of {vm} does not end: its folders stay locked");
+                tracing::error!(
+                    %vm,
+                    pid,
+                    ?waited,
+                    "killed process of modules of {vm} does not end: its folders stay locked"
+                );
             } else if self.patient {
-                tracing::warn!(%vm, pid, ?waited, "process of modules of {vm} does not end and is killed");
+                tracing::warn!(
+                    %vm,
+                    pid,
+                    ?waited,
+                    "process of modules of {vm} does not end and is killed"
+                );
             }
             // It is our child, and not waited for yet: the number is still its own.
             let _ = self.process.child.kill();

@@ -92,7 +92,8 @@ impl LogPipe {
     fn tell_dropped(&mut self) {
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
-            tracing::warn!(vm = %self.vm, pid = self.pid, dropped, "process of modules of {} logs too much", self.vm);
+            let (vm, pid) = (&self.vm, self.pid);
+            tracing::warn!(%vm, pid, dropped, "process of modules of {vm} logs too much");
         }
     }
 

@@ -10,8 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
 use super::child::{EndingProcess, PendingCopy, Process};
+use super::config::{ModuleConfig, VmModulesConfig};
 use super::drain::Drain;
-use super::{Inbox, MAX_WAITING, ModuleConfig, Prepared, Request, VmModulesConfig, prepare};
+use super::inbox::{Inbox, MAX_WAITING, Request};
+use super::prepared::{Prepared, prepare};
 use crate::control::{self, CopyStep, FromProcess, ToProcess};
 use crate::folder::written::Written;
 use crate::limits::{END_TIMEOUT, KILL_TIMEOUT, LOAD_TIMEOUT, LOG_LINE_BYTES};
@@ -197,7 +199,8 @@ impl Supervisor {
         self.ending.retain_mut(|ending| {
             let Some(ended) = ending.poll_status(vm, now) else { return true };
             let status = ended.map_or_else(|e| e.to_string(), |status| status.to_string());
-            tracing::info!(%vm, pid = ending.process.pid(), "process of modules of {vm} ended: {status}");
+            let pid = ending.process.pid();
+            tracing::info!(%vm, pid, "process of modules of {vm} ended: {status}");
             // What it said itself says more.
             if !ending.process.ready && inbox.trouble().is_none() {
                 inbox.note(Some(format!("its process ended: {status}")));
@@ -330,7 +333,8 @@ impl Supervisor {
         let Some(process) = self.serving().filter(|process| process.ready) else { return };
         let flags = SendFlags::DONTWAIT;
         if let Err(e) = control::send(&process.control, &ToProcess::GuestGone, &[], flags) {
-            tracing::warn!(vm = %self.config.vm, "modules cannot be told that the guest has gone: {e}");
+            let vm = &self.config.vm;
+            tracing::warn!(%vm, "modules cannot be told that the guest has gone: {e}");
         }
     }
 
@@ -421,7 +425,8 @@ impl Supervisor {
     fn swapped(&mut self) {
         let Some(swap) = self.swap.take() else { return };
         let Swap { process, modules, prepared, to, .. } = *swap;
-        tracing::info!(vm = %self.config.vm, pid = process.pid(), "modules of the VM were replaced");
+        let vm = &self.config.vm;
+        tracing::info!(%vm, pid = process.pid(), "modules of the VM were replaced");
         (self.config.modules, self.prepared) = (modules, prepared);
         self.current = Some(process);
         let _ = to.try_send(Ok(()));
@@ -454,8 +459,8 @@ impl Supervisor {
             self.wait();
         }
         for ending in &self.ending {
-            let pid = ending.process.pid();
-            tracing::error!(vm = %self.config.vm, pid, "a process of modules is left behind: it does not end");
+            let (vm, pid) = (&self.config.vm, ending.process.pid());
+            tracing::error!(%vm, pid, "a process of modules is left behind: it does not end");
         }
     }
 }

@@ -15,10 +15,10 @@ use rustix::event::epoll::{self, EventFlags};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Spec;
 use super::event_buffer::EventBuffer;
 use super::eviction::{Holding, find_largest};
 use super::rings::{GLANCES, LOOK, Look, Rings};
+use super::spec::Spec;
 use crate::budget::Purse;
 use crate::clients::{Client, ClientId, Clients, PendingRequest, Verdict};
 use crate::conn::{
@@ -30,8 +30,9 @@ use crate::ring::Slots;
 use crate::stats::Meter;
 
 /// Text for a connection without a ring that ends for it, where there are rings.
-const RING_ONLY: &str = "this VM's modules take requests by shared memory alone, and this program has none: \
-     it may not open the device, or does not use it, or all rings are taken";
+const RING_ONLY: &str = "this VM's modules take requests by shared memory alone, \
+                         and this program has none: it may not open the device, \
+                         or does not use it, or all rings are taken";
 /// Text for a connection without a ring that ends for it, where there are none.
 const NO_RINGS: &str =
     "this VM's modules take requests by shared memory alone, and the host could not make it";
@@ -605,7 +606,8 @@ impl Connections {
     pub fn reply(&mut self, reply: ModuleReply) {
         let ModuleReply { client, seq, frame, flags, .. } = reply;
         let Some(waiting) = self.take_answered(client, seq) else {
-            return tracing::debug!(module = %self.name, client, seq, "the module replied to no request");
+            let module = &self.name;
+            return tracing::debug!(%module, client, seq, "the module replied to no request");
         };
         if flags & flag::FAILED != 0 {
             self.meter.stats.failed += 1;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::ReportDiskUse;
+use super::spec::ReportDiskUse;
 use crate::control::DiskUse;
 use crate::folder::Counts;
 use crate::limits::{USED_BYTES, USED_INTERVAL};

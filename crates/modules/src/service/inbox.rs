@@ -1,8 +1,9 @@
 //! Inbox of a module's thread: messages of other threads.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use base::sync::lock;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::clients::ClientId;
@@ -55,7 +56,7 @@ impl Inbox {
     }
 
     pub fn send(&self, message: Message) {
-        let mut all = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.messages);
         if matches!(message, Message::GuestGone) {
             // However often it is sent: what came before is over, and takes no room.
             let over = |t: &Message| {
@@ -74,7 +75,7 @@ impl Inbox {
 
     pub fn take(&self) -> Vec<Message> {
         let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
-        std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.messages))
     }
 }
 
