@@ -8,9 +8,10 @@ use queue::{GuestMemory, Vring};
 use sidecore::{SidecoreError, WorkerRef};
 use vhost_user::device::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
-use crate::engine::{EVENT, VsockEngine};
+use crate::engine::VsockEngine;
 use crate::listing::ConnectionInfo;
 use crate::metrics::VsockStats;
+use crate::queues::EVENT;
 use crate::slab::SlabId;
 
 /// Ring features: VERSION_1 (32), INDIRECT_DESC (28), EVENT_IDX (29), RING_PACKED (34), IN_ORDER
@@ -71,7 +72,7 @@ impl VsockPort {
     /// Lists the port's connections. Fails when the sidecore or the domain is gone.
     pub fn connections(&self) -> Result<Vec<ConnectionInfo>, SidecoreError> {
         let id = self.id;
-        self.worker.call(move |engine, _| engine.connections(id))
+        self.worker.call(move |engine, _| engine.list_connections(id))
     }
 
     pub(crate) fn id(&self) -> SlabId {

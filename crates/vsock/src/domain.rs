@@ -1,9 +1,10 @@
 //! Trust domain: one worker on one sidecore that serves all its vsock ports.
 
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use base::clock::Clock;
+use base::sync::lock;
 use sidecore::{Sidecore, WorkerRef};
 
 use crate::device::VsockPort;
@@ -58,7 +59,7 @@ impl Domain {
                 .map_err(io("making its epoll set"))?;
         let worker = core.add_named(format!("vsock {}", config.name), engine)?;
         worker
-            .call(|engine, watcher| watcher.watch(engine.epoll.as_raw_fd()))?
+            .call(|engine, watcher| watcher.watch(engine.sockets.as_raw_fd()))?
             .map_err(io("watching its epoll set"))?;
         Ok(Self { name: config.name, worker, ports: Mutex::new(Vec::new()) })
     }
@@ -72,7 +73,7 @@ impl Domain {
     /// taken, a number outside its limits, or a path that is in use.
     pub fn add_port(&self, config: VsockPortConfig) -> Result<Arc<VsockPort>, VsockError> {
         check(&config)?;
-        let mut ports = self.lock();
+        let mut ports = lock(&self.ports);
         in_range(&self.name, "number of ports", ports.len() as u64 + 1, 1, MAX_PORTS as u64)?;
         if let Some(other) = ports.iter().find(|p| p.cid() == config.cid || p.name() == config.name)
         {
@@ -114,7 +115,7 @@ impl Domain {
     /// Removes a guest: its connections end, its Unix socket goes. Its session should have been
     /// ended before; a session that is still there finds its device failing.
     pub fn remove_port(&self, name: &str) -> Result<(), VsockError> {
-        let mut ports = self.lock();
+        let mut ports = lock(&self.ports);
         let Some(at) = ports.iter().position(|p| p.name() == name) else {
             return Err(VsockError::NoPort(name.to_owned()));
         };
@@ -127,12 +128,7 @@ impl Domain {
 
     /// Ports of the domain.
     pub fn ports(&self) -> Vec<Arc<VsockPort>> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<VsockPort>>> {
-        // The list is whole at every step, so a panic elsewhere does not spoil it.
-        self.ports.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.ports).clone()
     }
 }
 

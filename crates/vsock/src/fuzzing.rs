@@ -9,12 +9,13 @@ use queue::testing::{GuestRam, ModelDriver, ModelOptions};
 use sidecore::{Ledger, VmId, Worker};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::engine::{RX, TX, VsockEngine};
+use crate::engine::VsockEngine;
 use crate::limits::{DRAIN_TIMEOUT_NS, IDLE_SOCKET_POLL_INTERVAL_NS, LOWEST_BUFFER_BYTES};
 use crate::metrics::VsockStats;
 use crate::packet::{HEADER_LEN_BYTES, RawHeader};
 use crate::port::PortSpec;
 use crate::port_config::HostPorts;
+use crate::queues::{RX, TX};
 use crate::slab::SlabId;
 use crate::unix_socket::ProgramSockets;
 
@@ -114,11 +115,11 @@ impl Domain {
         self.engine.poll(self.now_ns, &mut self.ledger);
         for guest in &mut self.guests {
             while guest.tx.used().is_some() {}
-            let Some(port) = self.engine.ports.get(guest.id) else { continue };
+            let Some(port) = self.engine.table.ports.get(guest.id) else { continue };
             assert!(port.open <= MAX_CONNECTIONS, "{} connections", port.open);
             assert!(port.half_open <= MAX_HALF_OPEN, "{} are half open", port.half_open);
             assert!(port.keys.len() <= MAX_CONNECTIONS as usize);
-            for end in port.keys.values().filter_map(|&id| self.engine.endpoints.get(id)) {
+            for end in port.keys.values().filter_map(|&id| self.engine.table.endpoints.get(id)) {
                 assert!(end.conn.unread() <= LOWEST_BUFFER_BYTES, "{} bytes", end.conn.unread());
             }
         }

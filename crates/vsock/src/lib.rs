@@ -67,12 +67,16 @@
 
 mod byte_ring;
 pub mod connection;
+mod connection_table;
 pub mod device;
 pub mod domain;
 mod endpoint;
 mod engine;
 pub mod error;
-mod lifecycle;
+mod guest_copy;
+mod guest_directory;
+mod handshakes;
+mod host_connections;
 pub mod limits;
 pub mod listing;
 pub mod metrics;
@@ -81,9 +85,11 @@ mod port;
 mod port_config;
 mod queues;
 mod rx;
+mod send_run;
 mod service;
 mod slab;
-mod socket_events;
+mod socket_set;
+mod timer;
 mod tx;
 mod unix_socket;
 

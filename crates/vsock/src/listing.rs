@@ -1,9 +1,7 @@
 //! List of connections, for `status` commands.
 
 use crate::connection::Phase;
-use crate::endpoint::FarEnd;
-use crate::engine::VsockEngine;
-use crate::slab::SlabId;
+use crate::endpoint::{Endpoint, FarEnd};
 
 /// Far end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,33 +35,27 @@ pub struct ConnectionInfo {
     pub age_ms: u64,
 }
 
-impl VsockEngine {
-    /// Lists a port's connections, in no meaningful order.
-    pub(crate) fn connections(&self, port: SlabId) -> Vec<ConnectionInfo> {
-        let ids = (0..self.endpoints.slots()).filter_map(|i| self.endpoints.id_at(i));
-        ids.filter_map(|id| self.endpoints.get(id))
-            .filter(|ep| ep.port == port)
-            .map(|ep| {
-                let key = ep.conn.key();
-                ConnectionInfo {
-                    guest_port: key.guest_port,
-                    peer: match ep.far {
-                        FarEnd::Host(_) => Peer::Host,
-                        FarEnd::Guest(_) => Peer::Guest(key.peer_cid),
-                        FarEnd::Gone => Peer::Gone,
-                    },
-                    peer_port: key.peer_port,
-                    state: match ep.conn.phase() {
-                        Phase::Requesting | Phase::Responding => "connecting",
-                        Phase::Open => "open",
-                        Phase::Closing => "closing",
-                    },
-                    bytes_from_guest: ep.bytes_from_guest,
-                    bytes_to_guest: ep.bytes_to_guest,
-                    buffered_bytes: ep.ring.len() as u64,
-                    age_ms: self.now_ns.saturating_sub(ep.opened_ns) / 1_000_000,
-                }
-            })
-            .collect()
+impl ConnectionInfo {
+    /// Describes a connection.
+    pub(crate) fn new(ep: &Endpoint, now_ns: u64) -> Self {
+        let key = ep.conn.key();
+        Self {
+            guest_port: key.guest_port,
+            peer: match ep.far {
+                FarEnd::Host(_) => Peer::Host,
+                FarEnd::Guest(_) => Peer::Guest(key.peer_cid),
+                FarEnd::Gone => Peer::Gone,
+            },
+            peer_port: key.peer_port,
+            state: match ep.conn.phase() {
+                Phase::Requesting | Phase::Responding => "connecting",
+                Phase::Open => "open",
+                Phase::Closing => "closing",
+            },
+            bytes_from_guest: ep.bytes_from_guest,
+            bytes_to_guest: ep.bytes_to_guest,
+            buffered_bytes: ep.ring.len() as u64,
+            age_ms: now_ns.saturating_sub(ep.opened_ns) / 1_000_000,
+        }
     }
 }

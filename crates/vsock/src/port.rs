@@ -1,23 +1,26 @@
 //! Ports, one for each guest of a domain: settings, queues, counts of connections.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use base::reject_log::RejectLog;
-use queue::Vring;
+use queue::{GuestMemory, RingError, Vring};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sidecore::VmId;
 
 use crate::limits::{FIRST_HOST_PORT, HIGHEST_PRIVILEGED_PORT, MAX_HANDSHAKES, MAX_STRAY_RESETS};
 use crate::metrics::VsockStats;
-use crate::packet::{ConnectionKey, HOST_CID};
+use crate::packet::{ConnectionKey, HOST_CID, TYPE_STREAM};
 use crate::port_config::HostPorts;
-use crate::queues::{RxQueue, TxQueue};
+use crate::queues::{RX, RxQueue, TX, TxQueue};
 use crate::service::{HostService, ServiceSink};
 use crate::slab::{ReadyList, SlabId};
 use crate::unix_socket::{Listener, ProgramSockets};
+
+/// Highest guest ports, of which the next clients of privileged services take the first free one.
+const CLIENT_PORTS: u32 = 4;
 
 /// Settings of a port.
 #[derive(Debug)]
@@ -96,6 +99,121 @@ impl Port {
     /// Whether packets can go to the driver and come from it.
     pub fn is_running(&self) -> bool {
         self.rx.is_some() && self.tx.is_some()
+    }
+
+    pub fn has_queue(&self, index: u16) -> bool {
+        match index {
+            RX => self.rx.is_some(),
+            TX => self.tx.is_some(),
+            _ => self.event.is_some(),
+        }
+    }
+
+    /// Takes a ring as the queue of its index.
+    pub fn set_queue(&mut self, vring: Vring) {
+        match vring.parts.index {
+            RX => self.rx = Some(RxQueue::new(vring)),
+            TX => self.tx = Some(TxQueue::new(vring)),
+            _ => self.event = Some(vring),
+        }
+    }
+
+    /// Gives the ring of a queue away; nothing of it is in use afterwards.
+    pub fn take_queue(&mut self, index: u16) -> Option<Vring> {
+        match index {
+            RX => self.rx.take().map(RxQueue::into_vring),
+            TX => self.tx.take().map(|tx| tx.vring),
+            _ => self.event.take(),
+        }
+    }
+
+    /// Moves all running queues to a changed memory table.
+    pub fn set_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
+        if let Some(rx) = &mut self.rx {
+            rx.give_back();
+            rx.vring().queue.set_memory(Arc::clone(memory))?;
+        }
+        if let Some(tx) = &mut self.tx {
+            // A batch of the last turn keeps the old table, whose end would be this thread's work.
+            tx.batch.release();
+            tx.vring.queue.set_memory(Arc::clone(memory))?;
+        }
+        if let Some(event) = &mut self.event {
+            event.queue.set_memory(Arc::clone(memory))?;
+        }
+        Ok(())
+    }
+
+    /// Arms the queues. Returns whether there is work. `at_ceiling`: the guest's packets may wait.
+    pub fn arm(&mut self, now_ns: u64, at_ceiling: bool) -> bool {
+        let mut busy = self.can_accept(now_ns);
+        if let Some(tx) = self.tx.as_mut().filter(|_| !at_ceiling) {
+            // A queue without a kick wants to be polled.
+            busy |=
+                tx.vring.arm() || (tx.vring.kick_fd().is_none() && tx.vring.parts.health.is_live());
+        }
+        let waiting = !self.stray_resets.is_empty() || !self.ready.is_empty();
+        if let Some(rx) = self.rx.as_mut().filter(|_| waiting) {
+            // Receive buffers are interesting only to those who wait for them.
+            busy |= !self.is_starved || rx.vring().arm();
+        }
+        busy
+    }
+
+    pub fn disarm(&mut self) {
+        if let Some(tx) = &mut self.tx {
+            tx.vring.disarm();
+        }
+        if let Some(rx) = &mut self.rx {
+            rx.vring().disarm();
+        }
+    }
+
+    /// Counts a kick at the queue whose descriptor this is, if any.
+    pub fn count_kick(&mut self, fd: RawFd) {
+        let tx = self.tx.as_mut().map(|tx| &mut tx.vring);
+        let rx = self.rx.as_mut().map(RxQueue::vring);
+        for vring in [tx, rx].into_iter().flatten() {
+            if vring.kick_fd() == Some(fd) {
+                vring.count_kick();
+            }
+        }
+    }
+
+    /// Queues a reset for a packet of no connection.
+    pub fn queue_stray_reset(&mut self, key: ConnectionKey, kind: u16) {
+        if self.stray_resets.len() < MAX_STRAY_RESETS {
+            self.stray_resets.push_back((key, kind));
+        } else {
+            self.spec.stats.resets_dropped.add(1);
+        }
+    }
+
+    /// Resets old clients of a guest that goes on after a restart of the daemon or a pause. Its
+    /// clients of privileged services, which choose their own ports from the highest down, may wait
+    /// for an answer that never comes: they get resets for connections that we do not know.
+    pub fn reset_old_clients(&mut self) {
+        let lowest = HIGHEST_PRIVILEGED_PORT + 1 - CLIENT_PORTS;
+        let services = self.spec.services.iter().filter(|service| service.privileged);
+        let unknown: Vec<ConnectionKey> = services
+            .flat_map(|service| {
+                (lowest..=HIGHEST_PRIVILEGED_PORT).map(|guest_port| ConnectionKey {
+                    guest_port,
+                    peer_cid: HOST_CID,
+                    peer_port: service.port,
+                })
+            })
+            .filter(|key| !self.keys.contains_key(key))
+            .collect();
+        unknown.into_iter().for_each(|key| self.queue_stray_reset(key, TYPE_STREAM));
+    }
+
+    /// Forgets what its guest was owed, which knows none of it (any more), and tells services.
+    pub fn forget_guest(&mut self) {
+        self.stray_resets.clear();
+        self.is_starved = false;
+        let hooks = self.spec.services.iter().filter_map(|s| s.on_guest_reset.as_ref());
+        hooks.for_each(|gone| gone());
     }
 
     pub fn has_room(&self, half_open: bool) -> bool {

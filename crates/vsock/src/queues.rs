@@ -10,6 +10,13 @@ use crate::packet::{HEADER_LEN_BYTES, RawHeader};
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
 
+/// Index of the queue towards the driver (virtio 1.2, 5.10.2).
+pub(crate) const RX: u16 = 0;
+/// Index of the queue from the driver.
+pub(crate) const TX: u16 = 1;
+/// Index of the event queue: kept for front ends that hand it over, nothing is sent on it.
+pub(crate) const EVENT: u16 = 2;
+
 /// Segments of a batch: Linux uses one or two per packet; bigger chains just make smaller batches.
 const BATCH_SEGS: usize = BATCH * 4;
 
@@ -245,5 +252,9 @@ impl TxQueue {
         self.vring.push(&self.done);
         self.vring.notify();
         self.batch.clear();
+    }
+
+    pub fn count_copied(&self, bytes: u64) {
+        self.vring.parts.stats.copied_bytes.add(bytes);
     }
 }

@@ -2,17 +2,18 @@
 
 use std::os::fd::AsFd;
 
-use queue::seg::copy_in;
 use rustix::io::Errno;
 use sidecore::Ledger;
 
+use crate::connection_table::ConnectionTable;
 use crate::endpoint::FarEnd;
-use crate::engine::VsockEngine;
+use crate::guest_copy::send_buffered;
 use crate::limits::{QUANTUM_BYTES, READY_BUDGET};
-use crate::packet::{HEADER_LEN_BYTES, Op, RawHeader, SHUT_SEND};
+use crate::packet::{HEADER_LEN_BYTES, Op, RawHeader, SHUT_BOTH, SHUT_SEND};
+use crate::port::Port;
 use crate::queues::{RxQueue, WaitReason};
 use crate::slab::SlabId;
-use crate::tx::send_payload;
+use crate::unix_socket::Iovecs;
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
 
@@ -38,33 +39,38 @@ impl From<WaitReason> for ConnectionTurn {
     }
 }
 
-impl VsockEngine {
+/// Turn of a guest's receive queue, with the parts of the engine that it changes.
+pub(crate) struct RxTurn<'a> {
+    pub table: &'a mut ConnectionTable,
+    pub iovecs: &'a mut Iovecs,
+}
+
+impl RxTurn<'_> {
     /// Serves one round towards a port's guest. Returns how many packets and connections were
     /// served.
-    pub(crate) fn serve_rx(&mut self, port: SlabId, ledger: &mut Ledger) -> usize {
-        let Some(mut rx) = self.ports.get_mut(port).and_then(|p| p.rx.take()) else { return 0 };
-        if let Some(p) = self.ports.get_mut(port) {
-            p.is_starved = false;
-        }
+    pub fn serve(&mut self, port: SlabId, ledger: &mut Ledger) -> usize {
+        let Some(p) = self.table.ports.get_mut(port) else { return 0 };
+        let Some(mut rx) = p.rx.take() else { return 0 };
+        p.is_starved = false;
         // Before those who copy straight into the buffers in the next round: they get what is left,
         // so that a busy neighbour cannot keep the guest's other connections waiting.
         rx.begin_round();
-        let mut done = self.send_stray_resets(port, &mut rx);
+        let mut done = send_stray_resets(p, &mut rx);
         let mut budget = READY_BUDGET;
         while budget > 0 {
             budget -= 1;
-            let Some(p) = self.ports.get_mut(port) else { break };
-            let Some(id) = p.ready.pop_front(&mut self.endpoints) else { break };
+            let Some(p) = self.table.ports.get_mut(port) else { break };
+            let Some(id) = p.ready.pop_front(&mut self.table.endpoints) else { break };
             match self.serve_connection(&mut rx, id) {
                 ConnectionTurn::Idle => {}
-                ConnectionTurn::More => self.enqueue(id),
+                ConnectionTurn::More => self.table.enqueue(id),
                 ConnectionTurn::Spent => {
-                    self.enqueue(id);
+                    self.table.enqueue(id);
                     break;
                 }
                 ConnectionTurn::Starved => {
-                    if let Some(p) = self.ports.get_mut(port) {
-                        p.ready.push_front(&mut self.endpoints, id);
+                    if let Some(p) = self.table.ports.get_mut(port) {
+                        p.ready.push_front(&mut self.table.endpoints, id);
                         p.spec.stats.buffer_waits.add(1);
                         p.is_starved = true;
                     }
@@ -74,62 +80,28 @@ impl VsockEngine {
             done += 1;
         }
         rx.finish();
-        if let Some(p) = self.ports.get_mut(port) {
+        if let Some(p) = self.table.ports.get_mut(port) {
             let spent = rx.spent();
             if spent.requests > 0 {
                 // Never held back: answers and credit of connections are among it.
-                ledger.debit(p.spec.vm, spent, self.now_ns);
+                ledger.debit(p.spec.vm, spent, self.table.timer.now_ns());
             }
             p.rx = Some(rx);
         }
         done
     }
 
-    fn send_stray_resets(&mut self, port: SlabId, rx: &mut RxQueue) -> usize {
-        let Some(p) = self.ports.get_mut(port) else { return 0 };
-        let mut done = 0;
-        while let Some(&(key, kind)) = p.stray_resets.front() {
-            if let Err(wait) = rx.ensure_buffer() {
-                p.is_starved = wait == WaitReason::Buffers;
-                break;
-            }
-            rx.put(&RawHeader::reset(key, p.spec.cid, kind), 0);
-            p.spec.stats.resets_sent.add(1);
-            p.stray_resets.pop_front();
-            done += 1;
-        }
-        done
-    }
-
-    /// Whether bytes of the other end wait for the guest.
-    fn far_has_bytes(&self, id: SlabId) -> bool {
-        match self.endpoints.get(id).map(|ep| &ep.far) {
-            Some(FarEnd::Guest(peer)) => {
-                self.endpoints.get(*peer).is_some_and(|other| !other.ring.is_empty())
-            }
-            _ => false,
-        }
-    }
-
-    /// Whether there is a packet to send to the guest, buffers aside.
-    pub(crate) fn has_work(&self, id: SlabId) -> bool {
-        let Some(ep) = self.endpoints.get(id) else { return false };
-        let bytes = self.far_has_bytes(id);
-        let readable = matches!(&ep.far, FarEnd::Host(end) if end.readable);
-        ep.conn.next_op(!bytes).is_some() || ((bytes || readable) && ep.conn.send_room() > 0)
-    }
-
     fn serve_connection(&mut self, rx: &mut RxQueue, id: SlabId) -> ConnectionTurn {
         let mut moved = 0;
         loop {
-            if let Some(turn) = self.send_ops(rx, id) {
+            if let Some(turn) = send_ops(self.table, rx, id) {
                 return turn;
             }
             if moved >= QUANTUM_BYTES {
                 return ConnectionTurn::More;
             }
-            let far_has_bytes = self.far_has_bytes(id);
-            let Some(ep) = self.endpoints.get_mut(id) else { return ConnectionTurn::Idle };
+            let far_has_bytes = self.table.far_has_bytes(id);
+            let Some(ep) = self.table.endpoints.get_mut(id) else { return ConnectionTurn::Idle };
             let readable = matches!(&ep.far, FarEnd::Host(end) if end.readable);
             if !(readable || far_has_bytes) || !ep.conn.may_send() {
                 return ConnectionTurn::Idle;
@@ -140,7 +112,7 @@ impl VsockEngine {
                 if ep.conn.next_op(false).is_none() {
                     return ConnectionTurn::Idle;
                 }
-                if let Some(p) = self.ports.get(ep.port) {
+                if let Some(p) = self.table.ports.get(ep.port) {
                     p.spec.stats.credit_waits.add(1);
                 }
                 continue;
@@ -152,7 +124,7 @@ impl VsockEngine {
             let n = match &ep.far {
                 FarEnd::Guest(peer) => {
                     let peer = *peer;
-                    self.send_buffered(rx, id, peer, room)
+                    send_buffered(self.table, rx, (id, peer), room)
                 }
                 _ => self.send_from_host(rx, id, room),
             };
@@ -160,71 +132,17 @@ impl VsockEngine {
                 return ConnectionTurn::Idle;
             }
             moved += n;
-            if let Some(p) = self.endpoints.get(id).and_then(|ep| self.ports.get(ep.port)) {
+            if let Some(p) = self.table.port_of(id) {
                 p.spec.stats.bytes_to_guest.add(u64::from(n));
             }
         }
     }
 
-    /// Sends the packets without payload that are due. Some: the turn is over.
-    fn send_ops(&mut self, rx: &mut RxQueue, id: SlabId) -> Option<ConnectionTurn> {
-        loop {
-            let far_empty = !self.far_has_bytes(id);
-            let Some(ep) = self.endpoints.get_mut(id) else { return Some(ConnectionTurn::Idle) };
-            ep.conn.next_op(far_empty)?;
-            if let Err(wait) = rx.ensure_buffer() {
-                return Some(wait.into());
-            }
-            let Some(p) = self.ports.get(ep.port) else { return Some(ConnectionTurn::Idle) };
-            let (op, header) = ep.conn.take_op(far_empty, p.spec.cid, self.now_ns)?;
-            rx.put(&header, 0);
-            if op == Op::Rst {
-                p.spec.stats.resets_sent.add(1);
-                self.release(id);
-                return Some(ConnectionTurn::Idle);
-            }
-            let deadline_ns = ep.conn.deadline_ns();
-            self.note_deadline(deadline_ns);
-        }
-    }
-
-    /// Sends bytes out of the sending guest's buffer, up to `room`; one receive buffer is at hand.
-    fn send_buffered(&mut self, rx: &mut RxQueue, id: SlabId, peer: SlabId, room: u32) -> u32 {
-        let Some(cid) = self.cid_of(id) else { return 0 };
-        let mut moved = 0;
-        while moved < room && rx.ensure_buffer().is_ok() {
-            let Some(sender) = self.endpoints.get_mut(peer).filter(|s| !s.ring.is_empty()) else {
-                break;
-            };
-            let Some(chain) = rx.peek(0) else { break };
-            let most = (chain.writable_len - HEADER_LEN_BYTES).min(room - moved);
-            let (a, b) = sender.ring.front(most as usize);
-            let mut n = copy_in(chain.writable, HEADER, a);
-            n += copy_in(chain.writable, HEADER + n, b);
-            sender.ring.consume(n);
-            sender.conn.note_forwarded(n as u32);
-            let Some(ep) = self.endpoints.get_mut(id) else { break };
-            send_payload(rx, ep, cid, n as u32);
-            rx.count_copied(n as u32);
-            moved += n as u32;
-        }
-        self.try_free(peer);
-        if self.has_work(peer) {
-            self.enqueue(peer);
-        }
-        moved
-    }
-
-    pub(crate) fn cid_of(&self, id: SlabId) -> Option<u32> {
-        let ep = self.endpoints.get(id)?;
-        self.ports.get(ep.port).map(|p| p.spec.cid)
-    }
-
     /// Receives bytes straight from the Unix socket into the guest's buffers, up to `room`: one
     /// system call for as many buffers as are at hand.
     fn send_from_host(&mut self, rx: &mut RxQueue, id: SlabId, room: u32) -> u32 {
-        let Some(cid) = self.cid_of(id) else { return 0 };
-        let Some(ep) = self.endpoints.get_mut(id) else { return 0 };
+        let Some(cid) = self.table.cid_of(id) else { return 0 };
+        let Some(ep) = self.table.endpoints.get_mut(id) else { return 0 };
         let FarEnd::Host(end) = &mut ep.far else { return 0 };
         self.iovecs.clear();
         let mut asked = 0;
@@ -243,11 +161,7 @@ impl VsockEngine {
         let received = match unsafe { self.iovecs.receive(end.fd.as_fd()) } {
             Ok(0) => {
                 end.readable = false;
-                ep.conn.far_shutdown(if end.hung_up {
-                    crate::packet::SHUT_BOTH
-                } else {
-                    SHUT_SEND
-                });
+                ep.conn.far_shutdown(if end.hung_up { SHUT_BOTH } else { SHUT_SEND });
                 return 0;
             }
             Ok(n) => n as u32,
@@ -256,7 +170,7 @@ impl VsockEngine {
                 return 0;
             }
             Err(_) => {
-                self.reset(id);
+                self.table.reset(id);
                 return 0;
             }
         };
@@ -266,9 +180,47 @@ impl VsockEngine {
         while left > 0 {
             let Some(chain) = rx.peek(0) else { break };
             let n = left.min(chain.writable_len - HEADER_LEN_BYTES);
-            send_payload(rx, ep, cid, n);
+            ep.send_payload(rx, cid, n);
             left -= n;
         }
         received
+    }
+}
+
+/// Sends resets for packets of no connection, as far as there are buffers.
+fn send_stray_resets(port: &mut Port, rx: &mut RxQueue) -> usize {
+    let mut done = 0;
+    while let Some(&(key, kind)) = port.stray_resets.front() {
+        if let Err(wait) = rx.ensure_buffer() {
+            port.is_starved = wait == WaitReason::Buffers;
+            break;
+        }
+        rx.put(&RawHeader::reset(key, port.spec.cid, kind), 0);
+        port.spec.stats.resets_sent.add(1);
+        port.stray_resets.pop_front();
+        done += 1;
+    }
+    done
+}
+
+/// Sends the packets without payload that are due. Some: the turn is over.
+fn send_ops(table: &mut ConnectionTable, rx: &mut RxQueue, id: SlabId) -> Option<ConnectionTurn> {
+    loop {
+        let far_empty = !table.far_has_bytes(id);
+        let Some(ep) = table.endpoints.get_mut(id) else { return Some(ConnectionTurn::Idle) };
+        ep.conn.next_op(far_empty)?;
+        if let Err(wait) = rx.ensure_buffer() {
+            return Some(wait.into());
+        }
+        let Some(p) = table.ports.get(ep.port) else { return Some(ConnectionTurn::Idle) };
+        let (op, header) = ep.conn.take_op(far_empty, p.spec.cid, table.timer.now_ns())?;
+        rx.put(&header, 0);
+        if op == Op::Rst {
+            p.spec.stats.resets_sent.add(1);
+            table.release(id);
+            return Some(ConnectionTurn::Idle);
+        }
+        let deadline_ns = ep.conn.deadline_ns();
+        table.timer.note(deadline_ns);
     }
 }

@@ -13,12 +13,13 @@ use queue::testing::{GuestRam, ModelDriver, ModelOptions};
 use sidecore::{Ledger, Worker};
 use zerocopy::IntoBytes;
 
-use crate::engine::{RX, TX, VsockEngine};
+use crate::engine::VsockEngine;
 use crate::limits::IDLE_SOCKET_POLL_INTERVAL_NS;
 use crate::metrics::VsockStats;
 use crate::packet::{ConnectionKey, HEADER_LEN_BYTES, HOST_CID, Op, RawHeader, TYPE_STREAM};
 use crate::port::PortSpec;
 use crate::port_config::{HostPorts, VsockPortConfig};
+use crate::queues::{RX, TX};
 use crate::slab::SlabId;
 use crate::unix_socket::{Listener, ProgramSockets};
 

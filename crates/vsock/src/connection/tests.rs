@@ -158,7 +158,9 @@ fn op() -> impl Strategy<Value = Op> {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (op(), 0..BUFFER + 2, 0..5u32, any::<u32>(), any::<u32>()).prop_map(
-            |(op, len, flags, buf_alloc, fwd_cnt)| Step::Packet { op, len, flags, buf_alloc, fwd_cnt }
+            |(op, len, flags, buf_alloc, fwd_cnt)| {
+                Step::Packet { op, len, flags, buf_alloc, fwd_cnt }
+            }
         ),
         4 => any::<u32>().prop_map(|taken| Step::Honest { taken }),
         1 => Just(Step::Accept),

@@ -12,8 +12,8 @@ fn check_books(world: &TestDomain) {
     let mut buffers = 0;
     let mut open: HashMap<SlabId, (u32, u32)> = HashMap::new();
     let mut asked: HashMap<(SlabId, u32), PeerUsage> = HashMap::new();
-    for id in (0..e.endpoints.slots()).filter_map(|i| e.endpoints.id_at(i)) {
-        let ep = e.endpoints.get(id).unwrap();
+    for id in (0..e.table.endpoints.slots()).filter_map(|i| e.table.endpoints.id_at(i)) {
+        let ep = e.table.endpoints.get(id).unwrap();
         assert_eq!(ep.ring.len(), ep.conn.unread() as usize, "buffer and credit agree");
         assert!(!ep.conn.is_half_open() || ep.counted_half_open);
         buffers += ep.ring.capacity() as u64;
@@ -24,13 +24,13 @@ fn check_books(world: &TestDomain) {
             asked.open += 1;
             asked.half_open += u32::from(ep.counted_half_open);
         }
-        let port = e.ports.get(ep.port).unwrap();
+        let port = e.table.ports.get(ep.port).unwrap();
         let named = port.keys.get(&ep.conn.key()) == Some(&id);
         assert!(named || ep.is_released, "a connection the guest knows has its name");
     }
-    assert_eq!(buffers, e.buffers.used_bytes);
+    assert_eq!(buffers, e.table.buffers.used_bytes);
     for &id in &world.ids {
-        let port = e.ports.get(id).unwrap();
+        let port = e.table.ports.get(id).unwrap();
         assert_eq!((port.open, port.half_open), open.get(&id).copied().unwrap_or_default());
         assert!(port.open <= port.spec.max_connections);
         assert!(port.keys.len() <= port.open as usize);
@@ -133,7 +133,7 @@ fn abuse_R10_connections_end_at_their_limit() {
 #[test]
 fn abuse_R10_buffers_end_at_the_domains_limit() {
     let mut world = TestDomain::with_guests(1);
-    world.engine.buffers.max_bytes = 3 * (128 << 10);
+    world.engine.table.buffers.max_bytes = 3 * (128 << 10);
     let _listener = world.listen(0, 52);
     for guest_port in 0..5 {
         let key = ConnectionKey { guest_port, peer_cid: HOST_CID, peer_port: 52 };
@@ -191,7 +191,7 @@ fn abuse_R10_a_guest_leaves_connections_of_another_to_the_others() {
     check_books(&world);
     // What the first gives back is there for the other.
     let id = world.ids[0];
-    world.engine.drop_connections(id);
+    world.engine.table.drop_connections(id);
     world.settle();
     world.guests[2].inbox.clear();
     world.guests[1].inbox.clear();
@@ -203,7 +203,7 @@ fn abuse_R10_a_guest_leaves_connections_of_another_to_the_others() {
 #[test]
 fn abuse_R10_a_guest_leaves_buffers_to_the_others() {
     let mut world = TestDomain::with_guests(3);
-    world.engine.buffers.max_bytes = 12 * (128 << 10);
+    world.engine.table.buffers.max_bytes = 12 * (128 << 10);
     let listeners = [world.listen(0, 52), world.listen(1, 52)];
     let ask = |world: &mut TestDomain, guest: usize| {
         for guest_port in 0..12 {
@@ -222,7 +222,7 @@ fn abuse_R10_a_guest_leaves_buffers_to_the_others() {
     world.engine.remove_port(second);
     world.engine.remove_port(third);
     world.ids.truncate(1);
-    world.engine.drop_connections(world.ids[0]);
+    world.engine.table.drop_connections(world.ids[0]);
     assert_eq!(ask(&mut world, 0), 12);
     check_books(&world);
     drop(listeners);
@@ -231,13 +231,13 @@ fn abuse_R10_a_guest_leaves_buffers_to_the_others() {
 #[test]
 fn abuse_R10_a_guest_that_comes_late_has_its_share_of_the_buffers() {
     let mut world = TestDomain::with_guests(1);
-    world.engine.buffers.max_bytes = 4 * (128 << 10);
+    world.engine.table.buffers.max_bytes = 4 * (128 << 10);
     let listener = world.listen(0, 52);
     let early: Vec<_> = (0..4).map(|from| world.connect_out(0, &listener, from, 52)).collect();
     world.add_guest(Layout::Split, |_| {});
     let listener = world.listen(1, 52);
     let late: Vec<_> = (0..2).map(|from| world.connect_out(1, &listener, from, 52)).collect();
-    assert_eq!(world.engine.buffers.used_bytes, 6 * (128 << 10));
+    assert_eq!(world.engine.table.buffers.used_bytes, 6 * (128 << 10));
     check_books(&world);
     drop((early, late));
 }
@@ -267,7 +267,7 @@ fn abuse_R10_resets_owed_to_a_guest_without_buffers_end_at_their_limit() {
         world.guests[0].send(&header, &[]);
         world.turn();
     }
-    let port = world.engine.ports.get(world.ids[0]).unwrap();
+    let port = world.engine.table.ports.get(world.ids[0]).unwrap();
     assert_eq!(port.stray_resets.len(), MAX_STRAY_RESETS);
     assert_eq!(world.stats[0].resets_dropped.get(), MAX_STRAY_RESETS as u64 - 64);
     assert_eq!(world.stats[0].connections.get(), 0);
@@ -287,7 +287,7 @@ fn abuse_R10_opening_and_closing_without_buffers_piles_nothing_up() {
         world.turn();
         let _ = listener.accept().unwrap();
     }
-    assert!(world.engine.endpoints.slots() <= 1);
+    assert!(world.engine.table.endpoints.slots() <= 1);
     check_books(&world);
 }
 
@@ -309,7 +309,10 @@ fn abuse_I_a_reused_buffer_shows_nothing_of_its_last_user() {
     }
     a.send(&mut world.guests[0], Op::Rst, 0, &[]);
     world.settle();
-    assert!(!world.engine.buffers.spare.is_empty(), "the buffer is kept for the next connection");
+    assert!(
+        !world.engine.table.buffers.spare.is_empty(),
+        "the buffer is kept for the next connection"
+    );
     // The next one is between others, and goes through the buffer as well.
     world.guests[1].refill = true;
     let mut c = Sock::new(ConnectionKey { guest_port: 1, peer_cid: 3, peer_port: 80 });
@@ -425,7 +428,8 @@ proptest! {
         listener.set_nonblocking(true).unwrap();
         let mut programs = Vec::new();
         for w in packets {
-            let key = ConnectionKey { guest_port: w.guest_port, peer_cid: w.peer, peer_port: w.peer_port };
+            let (guest_port, peer_cid, peer_port) = (w.guest_port, w.peer, w.peer_port);
+            let key = ConnectionKey { guest_port, peer_cid, peer_port };
             let mut header = world.guests[w.guest].header(key, Op::Rw);
             header.op = w.op.into();
             header.kind = w.kind.into();
@@ -451,7 +455,7 @@ proptest! {
         for id in world.ids.clone() {
             world.engine.reset_port(id);
         }
-        prop_assert_eq!(world.engine.endpoints.len(), 0);
-        prop_assert_eq!(world.engine.buffers.used_bytes, 0);
+        prop_assert_eq!(world.engine.table.endpoints.len(), 0);
+        prop_assert_eq!(world.engine.table.buffers.used_bytes, 0);
     }
 }

@@ -12,7 +12,7 @@ fn open(world: &mut TestDomain) -> Vec<Arc<Account>> {
     let ids = world.ids.clone();
     let open = ids.into_iter().enumerate().map(|(n, id)| {
         let account = accounts.open(&format!("vm{n}"), Settings::default());
-        world.engine.ports.get_mut(id).unwrap().spec.vm = account.id();
+        world.engine.table.ports.get_mut(id).unwrap().spec.vm = account.id();
         world.ledger.enrol(Arc::clone(&account));
         account
     });

@@ -179,7 +179,7 @@ fn closing_delivers_what_was_sent_and_forgets_both_sides() {
     b.send(&mut world.guests[1], Op::Rst, 0, &[]);
     world.no_packet(0);
     assert_eq!((world.stats[0].connections.get(), world.stats[1].connections.get()), (0, 0));
-    assert_eq!(world.engine.buffers.used_bytes, 0);
+    assert_eq!(world.engine.table.buffers.used_bytes, 0);
 }
 
 #[test]
@@ -205,13 +205,13 @@ fn a_reset_on_one_side_is_a_reset_on_the_other() {
     b.send(&mut world.guests[1], Op::Rst, 0, &[]);
     world.feed(0, &mut a);
     assert!(a.reset);
-    assert_eq!(world.engine.endpoints.len(), 0);
+    assert_eq!(world.engine.table.endpoints.len(), 0);
 }
 
 #[test]
 fn guests_that_are_kept_apart_are_a_reset() {
     let mut world = TestDomain::with_guests(2);
-    world.engine.guest_to_guest = false;
+    world.engine.directory.guest_to_guest = false;
     let mut a = Sock::new(ConnectionKey { guest_port: 1, peer_cid: 4, peer_port: 80 });
     a.send(&mut world.guests[0], Op::Request, 0, &[]);
     world.feed(0, &mut a);
@@ -230,5 +230,5 @@ fn unknown_guests_stopped_guests_and_oneself_are_a_reset() {
         world.feed(0, &mut a);
         assert!(a.reset, "CID {peer_cid}");
     }
-    assert_eq!(world.engine.endpoints.len(), 0);
+    assert_eq!(world.engine.table.endpoints.len(), 0);
 }

@@ -59,11 +59,11 @@ fn alone_a_thousand_connections() {
     let stats = &world.stats[0];
     assert_eq!((stats.opened_by_guest.get(), stats.opened_to_guest.get()), (500, 500));
     assert_eq!((stats.connections.get(), stats.half_open.get()), (0, 0));
-    assert_eq!((world.engine.endpoints.len(), world.engine.buffers.used_bytes), (0, 0));
+    assert_eq!((world.engine.table.endpoints.len(), world.engine.table.buffers.used_bytes), (0, 0));
     assert_eq!(world.engine.handshakes.len(), 0);
-    assert!(world.engine.ports.get(world.ids[0]).unwrap().keys.is_empty());
+    assert!(world.engine.table.ports.get(world.ids[0]).unwrap().keys.is_empty());
     // One at a time: the tables never grew.
-    assert_eq!(world.engine.endpoints.slots(), 1);
+    assert_eq!(world.engine.table.endpoints.slots(), 1);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn alone_many_connections() {
     for (_, stream) in &mut programs {
         assert!(is_closed(stream), "our end is closed");
     }
-    assert_eq!(world.engine.endpoints.len(), 0);
+    assert_eq!(world.engine.table.endpoints.len(), 0);
     drop(programs);
     // The two queues went as well, with their kick, call and error events.
     assert_eq!(open_descriptors(), before - 6);
@@ -124,7 +124,7 @@ fn a_guest_that_never_answers_ends_after_its_time() {
     let ops: Vec<u16> = world.guests[0].inbox.iter().map(Packet::op).collect();
     assert_eq!(ops, [3, 3]);
     assert_eq!((world.stats[0].half_open.get(), world.stats[0].connections.get()), (0, 0));
-    assert_eq!(world.engine.endpoints.len(), 0);
+    assert_eq!(world.engine.table.endpoints.len(), 0);
     assert_eq!(
         world.engine.arm(world.now_ns, &mut world.ledger),
         sidecore::Arm::Idle,
@@ -142,7 +142,7 @@ fn a_guest_that_does_not_confirm_the_end_is_reset() {
     world.wait_ns(CLOSE_TIMEOUT_NS + SCAN_INTERVAL_NS);
     world.feed(0, &mut sock);
     assert!(sock.reset);
-    assert_eq!(world.engine.endpoints.len(), 0);
+    assert_eq!(world.engine.table.endpoints.len(), 0);
 }
 
 /// A closed guest connection whose bytes a program has not taken.
@@ -166,7 +166,7 @@ fn bytes_of_a_guest_that_closed_reach_a_slow_program() {
     let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     let (mut stream, sent) = closed_with_bytes(&mut world, &listener);
-    assert_eq!(world.engine.endpoints.len(), 1);
+    assert_eq!(world.engine.table.endpoints.len(), 1);
     // The guest may use the name again meanwhile.
     world.connect_out(0, &listener, 1, 52);
     let mut got = Vec::new();
@@ -174,7 +174,7 @@ fn bytes_of_a_guest_that_closed_reach_a_slow_program() {
         world.settle();
     }
     assert_eq!(got.len(), sent);
-    assert_eq!(world.engine.endpoints.len(), 1, "only the new one is left");
+    assert_eq!(world.engine.table.endpoints.len(), 1, "only the new one is left");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_program_that_never_reads_is_given_up() {
     let listener = world.listen(0, 52);
     let (_stream, _) = closed_with_bytes(&mut world, &listener);
     world.wait_ns(DRAIN_TIMEOUT_NS + SCAN_INTERVAL_NS);
-    assert_eq!((world.engine.endpoints.len(), world.engine.buffers.used_bytes), (0, 0));
+    assert_eq!((world.engine.table.endpoints.len(), world.engine.table.buffers.used_bytes), (0, 0));
     assert_eq!(world.stats[0].timeouts.get(), 1);
 }
 
@@ -266,10 +266,10 @@ fn abuse_D3_held_receive_buffers_move_to_a_changed_memory_table() {
     world.feed(0, &mut sock);
     let mut got = [0; 6];
     stream.read_exact(&mut got).unwrap();
-    let rx = world.engine.ports.get_mut(id).unwrap().rx.as_mut().unwrap();
+    let rx = world.engine.table.ports.get_mut(id).unwrap().rx.as_mut().unwrap();
     assert!(rx.peek(1).is_some(), "buffers are held");
     world.engine.set_memory(id, &new).unwrap();
-    let rx = world.engine.ports.get_mut(id).unwrap().rx.as_mut().unwrap();
+    let rx = world.engine.table.ports.get_mut(id).unwrap().rx.as_mut().unwrap();
     assert!(rx.peek(0).is_none(), "none is held by an address of the old table");
     assert_eq!(Arc::strong_count(&old), 2, "ours and the guest's");
     stream.write_all(b"after").unwrap();
@@ -291,7 +291,7 @@ fn abuse_V17_a_second_request_under_a_living_name_resets_the_connection() {
     assert!(listener.accept().is_err());
     listener.set_nonblocking(false).unwrap();
     assert_eq!(world.stats[0].violations.get(), 1);
-    assert_eq!(world.engine.endpoints.len(), 0);
+    assert_eq!(world.engine.table.endpoints.len(), 0);
     // The name is free.
     world.connect_out(0, &listener, 1, 52);
 }
@@ -304,7 +304,7 @@ fn a_program_that_leaves_before_the_answer_resets_the_guest() {
     assert_eq!(world.packet(0).op(), 1);
     drop(stream);
     assert_eq!(world.packet(0).op(), 3);
-    assert_eq!(world.engine.endpoints.len(), 0);
+    assert_eq!(world.engine.table.endpoints.len(), 0);
 }
 
 #[test]

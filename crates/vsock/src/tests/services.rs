@@ -53,7 +53,7 @@ fn a_service_gets_a_stream_both_ways() {
     stream.write_all(b"welcome").unwrap();
     world.feed(0, &mut sock);
     assert_eq!(sock.received, b"welcome");
-    let connections = world.engine.connections(world.ids[0]);
+    let connections = world.engine.list_connections(world.ids[0]);
     assert_eq!((connections.len(), connections[0].peer), (1, crate::Peer::Host));
     drop(stream);
     world.feed(0, &mut sock);
@@ -76,7 +76,7 @@ fn a_service_sees_that_the_guest_has_gone() {
     let _ = request(&mut world, 0, 1000, HOST_CID);
     let mut stream = UnixStream::from(receiver.try_recv().unwrap());
     stream.set_nonblocking(true).unwrap();
-    world.engine.drop_connections(world.ids[0]);
+    world.engine.table.drop_connections(world.ids[0]);
     assert!(drain(&mut stream, &mut got));
 }
 
@@ -99,7 +99,7 @@ fn a_service_is_told_that_the_guest_begins_anew() {
     world.settle();
     // One connection's end says nothing about the guest.
     assert_eq!(told.load(Ordering::Relaxed), before);
-    world.engine.drop_connections(world.ids[0]);
+    world.engine.table.drop_connections(world.ids[0]);
     assert_eq!(told.load(Ordering::Relaxed), before + 1);
 }
 
@@ -208,7 +208,7 @@ fn a_client_from_before_a_restart_is_told_at_once_and_one_that_stayed_is_not() {
         assert!(sock.open);
         let id = world.ids[0];
         if forgets {
-            world.engine.drop_connections(id);
+            world.engine.table.drop_connections(id);
         }
         let rx = world.engine.stop_queue(id, RX).unwrap();
         world.engine.start_queue(id, rx).unwrap();
