@@ -5,9 +5,9 @@ mod common;
 
 use std::process::Child;
 
-use common::session::{FrontEnd, pair};
 use common::{BASIC, IN, OUT, Place, driver, inheritable, millrace, sector, terminate};
 use queue::Layout;
+use vhost_user::testing::{FrontEnd, pair};
 
 fn image(dir: &tempfile::TempDir) -> std::path::PathBuf {
     let path = dir.path().join("disk.img");

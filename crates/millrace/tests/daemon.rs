@@ -6,11 +6,11 @@ mod common;
 use std::os::fd::AsFd;
 
 use common::net_guest::NetGuest;
-use common::session::{self, FrontEnd};
 use common::{BASIC, IN, OUT, Place, TWO_VMS, driver, millrace, sector, text, wait_used};
 use queue::Layout;
 use serde_json::{Value, json};
 use vhost_user::codec::{Region, Request};
+use vhost_user::testing::{self, FrontEnd};
 
 const ALL: &str = "
 [[switch]]
@@ -357,8 +357,8 @@ fn abuse_V11_a_vm_beyond_its_memory_limit_is_refused_and_others_are_served() {
     let (_first, mut first) = serves("small-d.sock");
     let front = FrontEnd::dial(&place.socket("small-e.sock"));
     front.hello(BASIC);
-    let (more, region) = (session::memfd(9 << 20), Region { len_bytes: 9 << 20, ..session::LOW });
-    let answer = front.ack(Request::SetMemTable, &session::table(&[region]), &[more.as_fd()]);
+    let (more, region) = (testing::memfd(9 << 20), Region { len_bytes: 9 << 20, ..testing::LOW });
+    let answer = front.ack(Request::SetMemTable, &testing::table(&[region]), &[more.as_fd()]);
     assert_eq!(answer, Some(1));
     assert!(front.try_reply().is_none(), "its VMM sees the end");
     // It may map twice what it may have: VMMs cut the same files anew.
@@ -387,10 +387,10 @@ fn abuse_V11_a_vm_beyond_its_memory_limit_is_refused_and_others_are_served() {
 fn abuse_V13_a_receiver_whose_memory_was_truncated_stops_with_the_right_name() {
     let place = Place::new(TWO_VMS);
     let daemon = place.start();
-    let buffers = session::memfd(1 << 20);
-    let high = Region { guest_addr: 1 << 40, user_addr: 1 << 40, ..session::LOW };
+    let buffers = testing::memfd(1 << 20);
+    let high = Region { guest_addr: 1 << 40, user_addr: 1 << 40, ..testing::LOW };
     let (mut a, mut b) = (NetGuest::start(&place, "a", 0xa), NetGuest::start(&place, "b", 0xb));
-    b.front.ok(Request::AddMemReg, &session::single(high), &[buffers.as_fd()]);
+    b.front.ok(Request::AddMemReg, &testing::single(high), &[buffers.as_fd()]);
     rustix::fs::ftruncate(&buffers, 0).unwrap();
     b.rx.offer(&[], &[(high.guest_addr, 2048)]);
     b.rx.kick();

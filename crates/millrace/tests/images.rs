@@ -8,10 +8,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::session::FrontEnd;
 use common::{BASIC, IN, OUT, Place, driver, sector};
 use queue::Layout;
 use serde_json::json;
+use vhost_user::testing::FrontEnd;
 
 const ONE: &str = "
 [[vm]]

@@ -4,11 +4,11 @@
 mod common;
 
 use common::net_guest::NetGuest;
-use common::session::FrontEnd;
 use common::strace::Strace;
 use common::{BASIC, Daemon, EndHolder, IN, OUT, Place, driver, offer_sector, sector, wait_used};
 use queue::Layout;
 use serde_json::json;
+use vhost_user::testing::FrontEnd;
 
 const HELD: &str = "
 holder=true

@@ -88,7 +88,10 @@ pub enum ConfigNotifyError {
     /// The back-end channel is gone, or no socket.
     ///
     /// Remedy: restart the VM to show it the change.
-    #[error("the back-end channel of its VMM takes no message: {}", std::io::Error::from_raw_os_error(*.errno))]
+    #[error(
+        "the back-end channel of its VMM takes no message: {}",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     Dead {
         /// Error number of the send.
         errno: i32,

@@ -102,3 +102,6 @@ pub use session_store::{NullStore, SessionStore};
 pub use share::VmShare;
 pub use shared_memory::SharedRegion;
 pub use status::{PortStatus, QueueStatus, RegionStatus};
+
+#[cfg(feature = "testing")]
+pub mod testing;

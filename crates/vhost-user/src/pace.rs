@@ -6,10 +6,11 @@
 //! that sends without an end is made to wait. No message says so: its socket fills.
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::cpu::thread_time;
+use base::sync::lock;
 
 /// Most messages in a second from all ports of a VM, and most at once.
 const MAX_MESSAGES_PER_S: u32 = 10_000;
@@ -56,7 +57,7 @@ impl Pace {
     /// the thread must wait before the next one.
     pub(crate) fn note(&self, fds: usize) -> Option<Duration> {
         let used = lap() + CLOSE * u32::try_from(fds).unwrap_or(u32::MAX);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now(), used)
+        lock(&self.0).note(Instant::now(), used)
     }
 }
 

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use base::counter::QueueStats;
 use base::event::Event;
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
 use base::peer_fd::PeerFd;
+use base::sync::lock;
 use queue::health::PortHealth;
 
 use crate::device::Device;
@@ -256,11 +257,6 @@ impl Drop for PortServer {
 fn guarded(session: impl FnOnce() -> End) -> End {
     catch_unwind(AssertUnwindSafe(session))
         .unwrap_or_else(|panic| End::Panicked(base::panic::message(&*panic).to_owned()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is half done in these values when a thread panics.
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// ConnectionSource of the next connection.

@@ -1,8 +1,9 @@
 //! Memory table of a front end, as the rest of the daemon may read it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base::peer_fd::PeerFd;
+use base::sync::lock;
 use queue::memory::RegionSpec;
 
 /// Region of a front end's memory table, with its file. The file stays open for as long as this
@@ -85,9 +86,4 @@ impl MemoryCell {
             watcher();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is half done in these values when a thread panics.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,15 +1,13 @@
 //! Descriptors that are not what the message says.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::{AsFd, OwnedFd};
 
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::DeviceKind;
 use vhost_user::codec::Request;
+use vhost_user::testing::*;
 
 /// A pipe or a socket could block whoever rings it, a file of the attacker's file system whoever
 /// watches it.

@@ -2,20 +2,18 @@
 //! their own.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Mutex, Once};
 
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_user::DeviceKind;
 use vhost_user::codec::{self, Request, feature};
+use vhost_user::testing::*;
 use zerocopy::IntoBytes;
 
 /// All that was logged.

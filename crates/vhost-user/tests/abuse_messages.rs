@@ -1,15 +1,13 @@
 //! Messages of a hostile front end: every message with wrong sizes, descriptors, order.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::DeviceKind;
 use vhost_user::codec::{self, Request, Sizes, feature};
+use vhost_user::testing::*;
 use zerocopy::IntoBytes;
 
 #[test]

@@ -1,14 +1,12 @@
 //! A process without a free descriptor. A process of its own: the limit is one for all.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use common::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use vhost_user::codec::Request;
+use vhost_user::testing::*;
 use vhost_user::{DeviceKind, Endpoint, NullStore};
 
 /// Sets how many descriptors there may be; gives the old number.

@@ -1,17 +1,15 @@
 //! Front ends that want to hold up, fill or mislead somebody else.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use base::testing::{fill_and_block, lingering};
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::codec::{self, Request, feature};
+use vhost_user::testing::*;
 use vhost_user::{DeviceKind, Endpoint, NullStore};
 use zerocopy::IntoBytes;
 

@@ -1,15 +1,13 @@
 //! Sessions that go well: handshakes, rings up and down, config, status.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::AsFd;
 
 use base::event::Event;
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use std::sync::Arc;
+use vhost_user::testing::*;
 
 use vhost_user::codec::{self, Request, feature, protocol};
 use vhost_user::{ConfigNotifyError, DeviceKind, Endpoint, NullStore};

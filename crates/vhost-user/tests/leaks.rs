@@ -2,17 +2,15 @@
 //! the open descriptors.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::DeviceKind;
 use vhost_user::codec::{self, Fds, Request};
+use vhost_user::testing::*;
 use zerocopy::IntoBytes;
 
 static ALONE: Mutex<()> = Mutex::new(());

@@ -1,16 +1,14 @@
 //! Memory while rings run: slots, whole tables, the dirty log.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::{AsFd, OwnedFd};
 
 use base::shm::SharedMemory;
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::DeviceKind;
 use vhost_user::codec::{self, Region, Request, VRING_F_LOG, feature};
+use vhost_user::testing::*;
 use zerocopy::IntoBytes;
 
 fn round(device: &FakeDevice, driver: &mut ModelDriver) {

@@ -1,15 +1,13 @@
 //! Random conversations: the session never panics, never hangs, and always ends.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::{AsFd, BorrowedFd};
 
-use common::*;
 use proptest::prelude::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::codec::{self, Request, feature, protocol};
+use vhost_user::testing::*;
 use vhost_user::{DeviceKind, NullStore};
 use zerocopy::IntoBytes;
 
@@ -174,7 +172,11 @@ fn converse(kind: DeviceKind, hello: bool, messages: &[Message], tail: &[u8]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn abuse_P7_random_messages(

@@ -1,18 +1,16 @@
 //! Connections that come and go, in both roles.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::codec::Request;
+use vhost_user::testing::*;
 use vhost_user::{
     DeviceKind, Endpoint, NullStore, PortConfig, VhostUserError, VmShare, serve_port,
 };

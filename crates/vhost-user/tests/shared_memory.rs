@@ -1,17 +1,15 @@
 //! View that others in the daemon have of the memory that a front end shares.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use rustix::fs::fstat;
 use vhost_user::codec::Request;
+use vhost_user::testing::*;
 use vhost_user::{DeviceKind, Endpoint, NullStore, PortServer};
 
 fn watch(server: &PortServer) -> Receiver<()> {

@@ -1,19 +1,17 @@
 //! A daemon process killed with SIGKILL under load, again and again, with a holder beside it.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use common::*;
 use queue::testing::ModelDriver;
 use queue::{Batch, Completion, Layout};
 use vhost_user::codec::feature;
 use vhost_user::holder::{HolderStore, run};
+use vhost_user::testing::*;
 use vhost_user::{DeviceKind, Endpoint};
 
 const DIR: &str = "MILLRACE_TEST_DIR";

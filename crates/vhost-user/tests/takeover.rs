@@ -1,8 +1,6 @@
 //! Daemons that die and are replaced, with the holder between them.
 #![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
-mod common;
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -10,12 +8,12 @@ use std::thread::JoinHandle;
 
 use base::event::Event;
 use base::peer_fd::PeerFd;
-use common::*;
 use queue::testing::ModelDriver;
 use queue::{Completion, Layout};
 use vhost_user::codec::{self, Request, feature};
 use vhost_user::holder::{self, HolderStore};
 use vhost_user::session_store::SavedSession;
+use vhost_user::testing::*;
 use vhost_user::{DeviceKind, Endpoint, SessionStore, VhostUserError};
 use zerocopy::IntoBytes;
 

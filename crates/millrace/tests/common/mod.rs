@@ -18,11 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// The front end of the sessions' own tests.
-#[path = "../../../vhost-user/tests/common/mod.rs"]
-pub mod session;
-
-pub use session::{BASIC, FrontEnd};
+pub use vhost_user::testing::{BASIC, FrontEnd};
 
 /// A guest of a network port.
 #[path = "net_guest.rs"]

@@ -1,11 +1,12 @@
 //! The daemon's side of the holder: a [`SessionStore`] over its socket.
 
-use base::peer_fd::PeerFd;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use base::peer_fd::PeerFd;
+use base::sync::lock;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socket_with};
 
@@ -48,7 +49,7 @@ impl HolderStore {
         blob: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<Packet, VhostUserError> {
-        let mut slot = self.socket.lock().unwrap_or_else(|e| e.into_inner());
+        let mut slot = lock(&self.socket);
         let fresh = slot.is_none();
         let socket = match slot.take() {
             Some(socket) => socket,

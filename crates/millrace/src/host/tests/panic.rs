@@ -14,14 +14,10 @@ use rustix::event::{PollFd, PollFlags};
 use serde_json::json;
 use vhost_user::codec::Request;
 use vhost_user::session_store::SavedSession;
+use vhost_user::testing::{BASIC, FrontEnd};
 use vhost_user::{SessionStore, VhostUserError};
 
-use self::session::{BASIC, FrontEnd};
 use super::House;
-
-/// The front end of the sessions' own tests.
-#[path = "../../../../vhost-user/tests/common/mod.rs"]
-mod session;
 
 const VMS: &str = "[[switch]]\nname='lan'\n[[vm]]\nname='a'\n[[vm.net]]\nname='n'\nswitch='lan'\n\
                    [[vm.disk]]\nname='d'\nformat='memory'\nsize='1MiB'\n\
