@@ -10,8 +10,8 @@ use config::{AttachBody, Config, check_log_filter, parse, parse_size};
 use harness::fuzz_target;
 use serde_json::Value;
 
-const BEFORE: &str = "[[switch]]\nname='lan'\n[[vm]]\nname='web'\ntrust_domain='t'\n[[vm.net]]\nname='net0'\n\
-    switch='lan'\nmac='02:00:00:00:00:01'\n[vm.vsock]\ncid=3\npath='/v'\n";
+const BEFORE: &str = "[[switch]]\nname='lan'\n[[vm]]\nname='web'\ntrust_domain='t'\n\
+    [[vm.net]]\nname='net0'\nswitch='lan'\nmac='02:00:00:00:00:01'\n[vm.vsock]\ncid=3\npath='/v'\n";
 
 fn before() -> Config {
     parse(Path::new("m.toml"), BEFORE).expect("a config")

@@ -147,7 +147,8 @@ int Session::finish_prepared(bool is_commit)
     if (error && last_status_ != status::NOT_FOUND) {
         add_pending_end(xid_, client_->address(), is_commit);
         sql_print_warning(
-            "MILLRACE: the host has not confirmed the %s of a prepared transaction; it is tried again: %s",
+            "MILLRACE: the host has not confirmed the %s of a prepared transaction; "
+            "it is tried again: %s",
             is_commit ? "commit" : "rollback", last_text_.c_str());
     }
     reset_transaction();

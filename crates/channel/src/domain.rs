@@ -132,7 +132,12 @@ impl TrustDomain {
                 if let Some(PlugState::Unplugging(_, times)) = plug {
                     *times = asked;
                 }
-                tracing::warn!(vm = %member.vm, ?part, asked, "a device of this member is not unplugged yet");
+                tracing::warn!(
+                    vm = %member.vm,
+                    ?part,
+                    asked,
+                    "a device of this member is not unplugged yet"
+                );
             }
             WorkerReport::GuestEnded(how) => {
                 tracing::info!(vm = %member.vm, how, "a member's guest has ended");
@@ -280,7 +285,11 @@ impl TrustDomain {
             }
             member.recorded.clone_from(&membership.devices);
             if let Err(error) = registry.put(membership) {
-                tracing::error!(vm = %member.vm, "registry not written, a later daemon will not know this member's devices: {error}");
+                tracing::error!(
+                    vm = %member.vm,
+                    "registry not written, a later daemon will not know this member's devices: \
+                     {error}"
+                );
             }
         }
     }

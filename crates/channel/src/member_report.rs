@@ -255,8 +255,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_checked(mut bytes in proptest::collection::vec(any::<u8>(), size_of::<Guest>()),
-                                 good in any::<bool>()) {
+        fn any_bytes_are_checked(
+            mut bytes in proptest::collection::vec(any::<u8>(), size_of::<Guest>()),
+            good in any::<bool>(),
+        ) {
             if good {
                 bytes[..12].copy_from_slice(&zerocopy::IntoBytes::as_bytes(&guest())[..12]);
             }

@@ -2,7 +2,10 @@
 
 /// Makes the enumeration with everything that is said about a reason in one place.
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, $errno:literal, $key:literal, $text:literal;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = $number:literal, $errno:literal, $key:literal, $text:literal;
+    )*) => {
         /// Reason why a pipe ended, by the numbers of version 1. New ones are added at the end of
         /// their group.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

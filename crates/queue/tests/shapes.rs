@@ -104,7 +104,8 @@ proptest! {
             prop_assert!(chain.readable.len() <= 1);
             prop_assert_eq!(chain.writable_len, u32::from(writable > 0));
         } else {
-            prop_assert_eq!((chain.readable.len(), chain.writable.len()), (shape.readable, writable));
+            let segs = (chain.readable.len(), chain.writable.len());
+            prop_assert_eq!(segs, (shape.readable, writable));
             prop_assert_eq!(chain.readable_len, shape.readable as u32 * shape.len_bytes);
             prop_assert_eq!(chain.writable_len, writable as u32 * shape.len_bytes);
         }

@@ -206,7 +206,9 @@ fn abuse_V8_a_hello_without_the_secret_is_refused() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn any_bytes_are_a_message_or_an_error(
+        bytes in proptest::collection::vec(any::<u8>(), 0..300),
+    ) {
         let mut reader = MessageReader::new(&bytes[..]);
         while reader.receive().is_ok() {}
     }
