@@ -7,10 +7,10 @@
 
 use base::counter::DropReason;
 
-use crate::device::Place;
 use crate::engine::Engine;
-use crate::forward::{Dest, Outcome, WhenFull};
-use crate::port::Port;
+use crate::fdb::Dest;
+use crate::outcome::{Outcome, WhenFull};
+use crate::port::{Place, Port};
 use crate::transmit::admit;
 use frame::{Allowed, Body, Frame, Mac, VNET_LEN};
 
@@ -39,7 +39,7 @@ impl Engine {
         mac: Mac,
         now_ns: u64,
     ) -> Result<(), DropReason> {
-        if self.port_mut(place).is_none() {
+        if self.fabric.port_mut(place).is_none() {
             return Err(DropReason::NoDestination);
         }
         let at = usize::from(place.id);
@@ -60,7 +60,7 @@ impl Engine {
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let Self { fabric, heads, .. } = self;
-        let (bytes, head) = (rarp(mac), &mut heads[0]);
+        let (bytes, head) = (rarp(mac), heads.lone());
         head.load_slice(&bytes, Allowed::ALL)?;
         admit(port, head, &mut fabric.tables, now_ns)?;
         let start = head.bytes();

@@ -8,21 +8,14 @@
 //! takes a session over does not know it, and delivers what any driver can take: see [`start`].
 
 use queue::seg::{copy_in, copy_out};
-use queue::{Batch, Chain, Completion, Position, RingError, Seg, Vring};
+use queue::{Chain, Completion, Position, RingError, Seg, Vring};
 use sidecore::{Ledger, Spent};
 
 use crate::binding::BindMode;
-use crate::engine::Engine;
 use crate::features;
 use crate::filter::{Filter, MAX_FILTER_MACS, MacList};
-use crate::port::{ALL_PAIRS, MIN_CHARGE_BYTES, Port};
+use crate::port::{ALL_PAIRS, CONTROL_BATCH, ControlQueue, MIN_CHARGE_BYTES, Port};
 use frame::Mac;
-
-/// Requests served in a round: they are rare, and frames wait meanwhile.
-const ROUND_REQUESTS: usize = 4;
-
-/// Segments of them: four descriptors each, and more where a driver cuts them up.
-const ROUND_SEGS: usize = base::limits::MAX_CHAIN_SEGS + 16;
 
 const OK: u8 = 0;
 const ERR: u8 = 1;
@@ -34,19 +27,6 @@ const CLASS_VLAN: u8 = 2;
 const CLASS_ANNOUNCE: u8 = 3;
 const CLASS_MQ: u8 = 4;
 const CLASS_GUEST_OFFLOADS: u8 = 5;
-
-/// A running control queue.
-#[derive(Debug)]
-pub(crate) struct ControlQueue {
-    pub vring: Vring,
-    pub batch: Batch,
-}
-
-impl ControlQueue {
-    pub fn new(vring: Vring) -> Self {
-        Self { vring, batch: Batch::new(ROUND_REQUESTS, ROUND_SEGS) }
-    }
-}
 
 /// The index of the control queue of a port with so many pairs (virtio 1.2, 5.1.2).
 pub(crate) fn index(features: u64, pairs: u16) -> Option<u16> {
@@ -77,14 +57,12 @@ pub(crate) fn start(port: &mut Port, vring: &Vring) {
     }
 }
 
-impl Engine {
-    /// Serves requests of the control queue, if the port has one.
-    #[inline]
-    pub(crate) fn poll_control(&self, port: &mut Port, now_ns: u64, ledger: &mut Ledger) -> usize {
-        match port.control.take() {
-            None => 0,
-            Some(control) => serve(port, control, now_ns, ledger),
-        }
+/// Serves requests of the control queue, if the port has one.
+#[inline]
+pub(crate) fn poll(port: &mut Port, now_ns: u64, ledger: &mut Ledger) -> usize {
+    match port.control.take() {
+        None => 0,
+        Some(control) => serve(port, control, now_ns, ledger),
     }
 }
 
@@ -98,7 +76,7 @@ fn serve(
     ledger: &mut Ledger,
 ) -> usize {
     let ControlQueue { vring, batch } = &mut *control;
-    let popped = vring.pop(batch, ROUND_REQUESTS);
+    let popped = vring.pop(batch, CONTROL_BATCH);
     let mut spent = Spent::default();
     for at in 0..popped {
         let chain = batch.get(at);

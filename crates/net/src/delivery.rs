@@ -10,10 +10,10 @@ use frame::{
 use crate::backpressure::Refusal;
 use crate::fdb::PortId;
 use crate::features;
-use crate::forward::{Outcome, WhenFull};
 use crate::metrics::SwitchStats;
 use crate::offload::{Need, needed};
-use crate::port::{Awaited, Port};
+use crate::outcome::{Awaited, Outcome, WhenFull};
+use crate::port::Port;
 use crate::rxq::{Room, RxQueue};
 
 /// How one frame reaches one port.

@@ -16,12 +16,12 @@ use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 use crate::allow::Allow;
 use crate::binding::BindMode;
 use crate::config_space::ConfigSpace;
-use crate::control::{self, ControlQueue};
+use crate::control;
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::features;
 use crate::hook::{HookSlot, Outbox, PortHook};
-use crate::port::{Port, TxQueue};
+use crate::port::{ControlQueue, Place, Port, TxQueue};
 use crate::rxq::{RxQueue, vnet_len};
 use frame::Mac;
 
@@ -90,14 +90,6 @@ impl fmt::Debug for NetPortConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NetPortConfig").field("name", &self.name).finish_non_exhaustive()
     }
-}
-
-/// Place of a port: its number in the switch, and the serial that tells it from an earlier port
-/// with the same number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub id: PortId,
-    pub serial: u64,
 }
 
 /// A network port. Made by [`crate::Switch::add_port`]; its session drives it as a [`Device`].
@@ -203,14 +195,14 @@ impl NetPort {
         f: impl FnOnce(&mut H, &mut Outbox) -> R + Send + 'static,
     ) -> Option<R> {
         let place = self.place;
-        self.worker.call(move |engine, _| engine.with_hook(place, f)).ok().flatten()
+        self.worker.call(move |engine, _| engine.fabric.with_hook(place, f)).ok().flatten()
     }
 
     /// MAC address of the port, once known, and the IP addresses bound to it.
     pub fn addresses(&self) -> Result<(Option<[u8; 6]>, Vec<IpAddr>), DeviceError> {
         let place = self.place;
         let answer = self.worker.call(move |engine, _| {
-            let port = engine.port_mut(place)?;
+            let port = engine.fabric.port_mut(place)?;
             let mac = port.binding.mac.map(frame::Mac::bytes);
             let all = engine.fabric.tables.ips.list(0);
             let own = all.into_iter().filter(|l| l.owner == place.id).map(|l| l.key.into());
@@ -235,10 +227,7 @@ impl NetPort {
         let place = self.place;
         let answer = self.worker.call(move |engine, watcher| {
             let Engine { fabric, kicks, .. } = engine;
-            let port = fabric.ports.get_mut(usize::from(place.id))?.as_deref_mut()?;
-            if port.serial != place.serial {
-                return None;
-            }
+            let port = fabric.port_mut(place)?;
             Some(f(port, &mut Kicks { kicks, watcher }, place))
         });
         answer.map_err(DeviceError::failed)?.ok_or_else(|| self.gone())

@@ -1,30 +1,26 @@
 //! The switch's worker: polls every transmit queue and the uplink, round robin. A VM's frames are
-//! sent in [`crate::transmit`].
+//! sent in [`crate::transmit`], a hook's in [`crate::hook_turn`], the uplink's in
+//! [`crate::ingress`].
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use base::counter::{DropReason, QueueStats};
-use frame::{Allowed, Body, Frame, FrameBuffer, Head, flow_hash};
+use frame::FrameBuffer;
 use queue::Coalescing;
-use sidecore::{Arm, Ledger, Spent, VmId, Worker};
+use sidecore::{Arm, Ledger, VmId, Worker};
 
 use crate::backlog::Backlogs;
 use crate::binding::Tables;
-use crate::fdb::{Learn, LearnRules, PortId, UPLINK};
-use crate::forward::{Dest, Fabric, Outcome, WhenFull, rx_mut};
+use crate::fdb::PortId;
+use crate::forward::{Fabric, rx_mut};
+use crate::head_batch::HeadBatch;
 use crate::hook::Hooks;
 use crate::metrics::SwitchStats;
-use crate::port::{Awaited, MIN_CHARGE_BYTES, Port, TX_BATCH};
+use crate::outcome::Awaited;
+use crate::port::Port;
 use crate::uplink::Uplink;
-
-/// Frames taken from the uplink in a round.
-const UPLINK_BATCH: usize = 64;
-
-/// Bytes of them, with the copies of floods: two super-packets. It is for all VMs, and each of them
-/// may take half of a super-packet in a round when there are several.
-const UPLINK_BYTES: u64 = 128 << 10;
+use crate::{control, hook_turn, ingress, transmit};
 
 /// A wire that could not take its receive buffers (no memory) cannot wake anybody either: it is
 /// asked again so soon. A tick of the kernel, which may have freed some by then.
@@ -39,11 +35,7 @@ pub(crate) const TX_TELL: Coalescing = Coalescing { max_pending: 16, max_wait_ns
 /// A switch's worker, with all that it works on. Lives on one sidecore.
 pub(crate) struct Engine {
     pub fabric: Fabric,
-    /// Copies of the beginnings of one batch of frames; the uplink reads from them until it is
-    /// flushed.
-    pub heads: Box<[Head]>,
-    /// Whether each of them makes sense.
-    pub verdicts: Box<[Result<(), DropReason>]>,
+    pub heads: HeadBatch,
     /// Port that is polled first in this round.
     turn: usize,
     /// Queue that a kick belongs to.
@@ -65,16 +57,11 @@ impl Engine {
             backlogs: Backlogs::default(),
             stats,
         };
-        Self {
-            fabric,
-            heads: vec![Head::default(); TX_BATCH].into_boxed_slice(),
-            verdicts: vec![Ok(()); TX_BATCH].into_boxed_slice(),
-            turn: 0,
-            kicks: HashMap::new(),
-        }
+        Self { fabric, heads: HeadBatch::new(), turn: 0, kicks: HashMap::new() }
     }
 
     fn poll_port(&mut self, port: &mut Port, now_ns: u64, ledger: &mut Ledger) -> usize {
+        let Self { fabric, heads, .. } = self;
         let (mut work, count) = (0, port.tx.len());
         port.turn_bytes = 0;
         // Credit that is short goes to the first one: another each time.
@@ -82,100 +69,13 @@ impl Engine {
         for k in 0..count {
             let index = if first + k < count { first + k } else { first + k - count };
             if let Some(mut txq) = port.tx[index].take() {
-                work += self.poll_tx(port, &mut txq, index, now_ns, ledger);
+                work += transmit::poll(fabric, heads, port, &mut txq, index, now_ns, ledger);
                 txq.vring.notify_coalesced(now_ns, TX_TELL);
                 port.tx[index] = Some(txq);
             }
         }
-        work += self.poll_control(port, now_ns, ledger);
-        work + self.poll_hook(port, now_ns, ledger)
-    }
-
-    fn poll_uplink(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
-        let Some(mut uplink) = self.fabric.uplink.take() else { return 0 };
-        let work = self.receive(&mut uplink, now_ns, ledger);
-        uplink.unfilled = uplink.wire.refill().is_err();
-        if uplink.unfilled {
-            uplink.stats.drop_one(DropReason::WireError);
-        }
-        self.fabric.uplink = Some(uplink);
-        work
-    }
-
-    fn receive(&mut self, uplink: &mut Uplink, now_ns: u64, ledger: &mut Ledger) -> usize {
-        let (mut work, mut taken) = (0, 0);
-        while work < UPLINK_BATCH && taken < UPLINK_BYTES {
-            let Some(bytes) = uplink.wire.receive() else { break };
-            taken += bytes.len() as u64;
-            if let Outcome::Dropped(reason) = self.inject(bytes, &uplink.stats, now_ns, ledger) {
-                uplink.stats.drop_one(reason);
-            }
-            taken += std::mem::take(&mut self.fabric.extra_cost_bytes);
-            self.fabric.flush_lent();
-            uplink.wire.release();
-            work += 1;
-        }
-        if work > 0 {
-            uplink.stats.batches.add(1);
-        }
-        work
-    }
-
-    /// One frame from the uplink.
-    fn inject(
-        &mut self,
-        bytes: &[u8],
-        stats: &QueueStats,
-        now_ns: u64,
-        ledger: &mut Ledger,
-    ) -> Outcome {
-        let Self { fabric, heads, .. } = self;
-        let head = &mut heads[0];
-        if let Err(reason) = head.load_slice(bytes, Allowed::ALL) {
-            return Outcome::Dropped(reason);
-        }
-        let src = head.src();
-        if src.is_group() || src.is_zero() {
-            return Outcome::Dropped(DropReason::Malformed);
-        }
-        // Bound addresses stay where they are; a full table only costs flooding.
-        let rules = LearnRules { owner_limit: fabric.tables.max_macs_uplink, may_move: true };
-        if fabric.tables.learn_mac(src, UPLINK, now_ns, rules) == Learn::Taken
-            && !fabric.tables.macs.owner(src, now_ns).is_some_and(|owner| fabric.is_away(owner))
-        {
-            return Outcome::Dropped(DropReason::Spoofed);
-        }
-        let dest = fabric.lookup(head.dst(), UPLINK, now_ns);
-        // A flood is not charged: none of its receivers has asked for it.
-        let vm = if let Dest::Port(to) = dest { fabric.vm_of(to) } else { VmId::NONE };
-        if !ledger.may_receive(vm, now_ns) {
-            return Outcome::Dropped(DropReason::Throttled);
-        }
-        let lane = flow_hash(head.eth()) as usize;
-        let start = head.bytes();
-        let body = Body::Ours(&bytes[start.len()..]);
-        let frame = Frame { vnet: head.vnet(), head: start, body };
-        // Never held: behind this frame are those for all other VMs.
-        let kept = match dest {
-            Dest::Port(to) => fabric.send_or_keep(to, lane, &frame, now_ns),
-            _ => None,
-        };
-        let outcome = match kept {
-            Some(outcome) => outcome,
-            // SAFETY: the uplink is not in the fabric now, and what hooks have of the frame is
-            // flushed before it is released.
-            None => unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) },
-        };
-        if matches!(outcome, Outcome::Sent | Outcome::Consumed) {
-            stats.requests.add(1);
-            stats.bytes.add(head.frame_len() as u64);
-            let mut spent = Spent::default();
-            // For one receiver: what its own buffers cost. For several: nobody is charged.
-            let bytes = head.frame_len() as u64 + fabric.extra_cost_bytes;
-            spent.add(bytes, MIN_CHARGE_BYTES);
-            ledger.debit(vm, spent, now_ns);
-        }
-        outcome
+        work += control::poll(port, now_ns, ledger);
+        work + hook_turn::poll(fabric, heads, port, now_ns, ledger)
     }
 }
 
@@ -300,8 +200,8 @@ impl Worker for Engine {
             }
         }
         // What came before goes first.
-        work += self.drain_backlogs(now_ns);
-        work += self.poll_uplink(now_ns, ledger);
+        work += ingress::drain_backlogs(&mut self.fabric, &mut self.heads, now_ns);
+        work += ingress::poll(&mut self.fabric, &mut self.heads, now_ns, ledger);
         self.fabric.publish(now_ns);
         if let Some(moved) = self.fabric.tables.moves.due(now_ns) {
             self.fabric.tell_of(&moved);

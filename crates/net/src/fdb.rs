@@ -21,6 +21,15 @@ pub type PortId = u16;
 /// The owner number of the uplink.
 pub const UPLINK: PortId = MAX_PORTS as PortId;
 
+/// Destination of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dest {
+    Port(PortId),
+    Uplink,
+    All,
+    Nowhere,
+}
+
 /// How often, at most, aged entries are looked for when an owner is at its limit.
 const SWEEP_EVERY_NS: u64 = 1_000_000_000;
 

@@ -1,19 +1,21 @@
 //! Delivery: from one frame to its receivers.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use base::counter::DropReason;
-use frame::{Frame, FrameBuffer, GSO_UDP_L4, HEAD_LEN, Mac, SegmentPlan, VNET_LEN};
+use frame::{Frame, FrameBuffer, GSO_UDP_L4, HEAD_LEN, HeadBytes, Mac, SegmentPlan, VNET_LEN};
 use sidecore::VmId;
 
 use crate::backlog::Backlogs;
 use crate::binding::Tables;
 use crate::delivery::Delivery;
-use crate::fdb::{PortId, UPLINK};
-use crate::hook::Hooks;
+use crate::fdb::{Dest, PortId, UPLINK};
+use crate::hook::{HookSlot, Hooks, Outbox, OutboxTo, PortHook, ToGuest};
 use crate::metrics::SwitchStats;
 use crate::moves::Move;
-use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
+use crate::outcome::{Awaited, Outcome, WhenFull};
+use crate::port::{MIN_CHARGE_BYTES, Place, Port};
 use crate::rxq::RxQueue;
 use crate::uplink::Uplink;
 
@@ -23,39 +25,6 @@ const UNPUBLISHED_BYTES: u64 = 16 << 10;
 
 /// A turn that takes longer than frames in place should wait for it: 1 µs.
 pub(crate) const LONG_TURN_BYTES: u64 = UNPUBLISHED_BYTES / 2;
-
-/// Destination of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dest {
-    Port(PortId),
-    Uplink,
-    All,
-    Nowhere,
-}
-
-/// Fate of a frame at a receiver without buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WhenFull {
-    /// The frame may wait: see [`crate::backpressure`].
-    Hold,
-    /// The frame is dropped, and counted at the receiver too.
-    Drop,
-    /// The frame is kept by its sender: see [`crate::backlog`].
-    Keep,
-}
-
-/// Outcome for a frame that was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Sent, to one receiver at least, or kept for it.
-    Sent,
-    /// Ended by a hook.
-    Consumed,
-    /// The receiver has no buffers: keep the frame.
-    Hold(Awaited),
-    /// The frame was not sent.
-    Dropped(DropReason),
-}
 
 /// Everything a sender's frames may go to. A sender is taken out of it while its frames are sent,
 /// so that no frame can come back to it.
@@ -93,6 +62,12 @@ impl Fabric {
             Some(owner) if self.uplink.is_some() && self.is_away(owner) => Dest::Uplink,
             Some(owner) => Dest::Port(owner),
         }
+    }
+
+    /// The port at a place, unless another has taken it.
+    pub(crate) fn port_mut(&mut self, place: Place) -> Option<&mut Port> {
+        let port = self.ports.get_mut(usize::from(place.id))?.as_deref_mut()?;
+        (port.serial == place.serial).then_some(port)
     }
 
     /// Whether nobody receives at this port. Its VM may run elsewhere: it has moved, or will come.
@@ -349,6 +324,103 @@ impl Fabric {
     pub fn still_full(&mut self, awaited: Awaited, now_ns: u64) -> bool {
         let hold_ns = self.hold_ns;
         rx_mut(&mut self.ports, awaited).is_some_and(|rxq| rxq.still_full(now_ns, hold_ns))
+    }
+}
+
+/// Frames between hooks and the rest.
+impl Fabric {
+    fn hook_of(&mut self, port: PortId) -> Option<&mut HookSlot> {
+        self.ports.get_mut(usize::from(port))?.as_deref_mut()?.hook.as_mut()
+    }
+
+    /// Shows a frame for a port to its hook. `head` gets the beginning that the guest is to have.
+    ///
+    /// # Safety
+    /// As [`Fabric::deliver`].
+    unsafe fn show(
+        &mut self,
+        to: PortId,
+        frame: &Frame<'_>,
+        head: &mut HeadBytes,
+        now_ns: u64,
+    ) -> Option<ToGuest> {
+        let Self { ports, buffer, hooks, .. } = self;
+        let slot = ports.get_mut(usize::from(to))?.as_deref_mut()?.hook.as_mut()?;
+        // SAFETY: the caller's promise.
+        Some(unsafe { hooks.show((to, slot), frame, head, buffer, now_ns) })
+    }
+
+    /// The guest has got a frame that a hook wants to hear of.
+    fn tell_delivered(&mut self, to: PortId, frame: &Frame<'_>) {
+        if let Some(slot) = self.hook_of(to) {
+            slot.hook.delivered(frame);
+        }
+    }
+
+    /// Has hooks hand on what lies in memory of others.
+    #[cold]
+    fn flush_lenders(&mut self) {
+        while let Some(to) = self.hooks.lent.pop() {
+            if let Some(slot) = self.hook_of(to) {
+                slot.is_lent = false;
+                slot.hook.flush();
+            }
+        }
+    }
+
+    /// Has hooks hand on everything, and sends what they leave.
+    fn flush_hooks(&mut self) {
+        while let Some(to) = self.hooks.queued.pop() {
+            let mut outbox = std::mem::replace(&mut self.hooks.outbox, Outbox::without_room());
+            if let Some(slot) = self.hook_of(to) {
+                slot.is_queued = false;
+                slot.hook.flush();
+                slot.hook.notices(&mut outbox);
+            }
+            self.send_outbox(to, &mut outbox);
+            self.hooks.outbox = outbox;
+        }
+    }
+
+    /// Sends what the hook of a port has left.
+    fn send_outbox(&mut self, from: PortId, outbox: &mut Outbox) {
+        for (bytes, len, to) in outbox.drain() {
+            let frame = Frame::short(&bytes[..len]);
+            match to {
+                OutboxTo::Addressee => self.send_short(from, &frame),
+                OutboxTo::Guest => {
+                    self.send_to_guest(from, 0, &frame, WhenFull::Drop, 0);
+                }
+            }
+        }
+    }
+
+    fn send_short(&mut self, from: PortId, frame: &Frame<'_>) {
+        // To the guest itself it comes as if from nowhere.
+        let dest = match self.lookup(Mac::read(frame.eth()), from, 0) {
+            Dest::Nowhere => Dest::Port(from),
+            dest => dest,
+        };
+        // SAFETY: flushed before the frame goes.
+        unsafe { self.deliver(dest, 0, frame, WhenFull::Drop, 0) };
+        self.flush_uplink();
+        self.flush_lent();
+    }
+
+    /// Runs `f` with the hook of a port, as [`crate::NetPort::with_hook`] does.
+    pub(crate) fn with_hook<H: PortHook, R>(
+        &mut self,
+        place: Place,
+        f: impl FnOnce(&mut H, &mut Outbox) -> R,
+    ) -> Option<R> {
+        let hook: &mut dyn Any = self.port_mut(place)?.hook.as_mut()?.hook.as_mut();
+        let mut outbox = Outbox::without_room();
+        let answer = f(hook.downcast_mut()?, &mut outbox);
+        if !outbox.is_empty() {
+            self.send_outbox(place.id, &mut outbox);
+            self.publish(0);
+        }
+        Some(answer)
     }
 }
 

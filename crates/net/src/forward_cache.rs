@@ -6,7 +6,7 @@
 
 use crate::allow::DhcpPorts;
 use crate::binding::{BindMode, Tables};
-use crate::forward::Dest;
+use crate::fdb::Dest;
 use frame::{Head, Mac, be16};
 
 /// How long a finding holds, also after a VM has gone or come: a tenth of the shortest ageing time

@@ -13,17 +13,10 @@ use std::any::Any;
 use std::os::fd::RawFd;
 
 use base::counter::DropReason;
-use frame::{Body, Frame, FrameBuffer, Head, HeadBytes, Mac, Vnet};
-use sidecore::{Allowance, Ledger, Spent};
+use frame::{Frame, FrameBuffer, Head, HeadBytes, Vnet};
 
-use crate::device::Place;
-use crate::engine::Engine;
 use crate::fdb::PortId;
-use crate::forward::{Dest, Fabric, Outcome, WhenFull};
-use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
-
-/// Frames of a hook's own that are taken in a turn.
-const HOOK_BATCH: usize = 64;
+use crate::outcome::Awaited;
 
 /// Frames that a hook may leave in an [`Outbox`] at the end of a round.
 pub const MAX_OUTBOX: usize = 64;
@@ -149,6 +142,21 @@ impl Outbox {
         Self { frames: Vec::with_capacity(MAX_OUTBOX) }
     }
 
+    /// Without room: what is added allocates.
+    pub(crate) fn without_room() -> Self {
+        Self { frames: Vec::new() }
+    }
+
+    /// Whether no frame is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Takes all frames out.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = (HeadBytes, usize, OutboxTo)> + '_ {
+        self.frames.drain(..)
+    }
+
     /// Adds a frame, virtio-net header first. One that is longer than [`HeadBytes`] is cut.
     pub fn push(&mut self, bytes: &[u8], to: OutboxTo) {
         let mut head = [0; size_of::<HeadBytes>()];
@@ -162,13 +170,13 @@ impl Outbox {
 pub(crate) struct HookSlot {
     pub hook: Box<dyn PortHook>,
     /// A frame of its own waits for a receiver without buffers.
-    held_on: Option<Awaited>,
+    pub held_on: Option<Awaited>,
     /// The hook could not get its buffers back at the last try.
-    unfilled: bool,
+    pub unfilled: bool,
     /// The port is listed in [`Hooks::queued`].
-    is_queued: bool,
+    pub is_queued: bool,
     /// The port is listed in [`Hooks::lent`].
-    is_lent: bool,
+    pub is_lent: bool,
 }
 
 impl HookSlot {
@@ -186,10 +194,10 @@ impl HookSlot {
 /// Hooks of a switch that have to be flushed.
 pub(crate) struct Hooks {
     /// Ports whose hooks have queued something.
-    queued: Vec<PortId>,
+    pub queued: Vec<PortId>,
     /// Ports whose hooks have queued something in memory of others.
     pub lent: Vec<PortId>,
-    outbox: Outbox,
+    pub outbox: Outbox,
 }
 
 impl Hooks {
@@ -203,202 +211,28 @@ impl Hooks {
     pub fn has_queued(&self) -> bool {
         !self.queued.is_empty()
     }
-}
-
-impl Fabric {
-    fn hook_of(&mut self, port: PortId) -> Option<&mut HookSlot> {
-        self.ports.get_mut(usize::from(port))?.as_deref_mut()?.hook.as_mut()
-    }
 
     /// Shows a frame for a port to its hook. `head` gets the beginning that the guest is to have.
     ///
     /// # Safety
-    /// As [`Fabric::deliver`].
-    pub(crate) unsafe fn show(
+    /// The frame's bytes stay valid until every hook in [`Hooks::lent`] is flushed.
+    pub unsafe fn show(
         &mut self,
-        to: PortId,
+        (to, slot): (PortId, &mut HookSlot),
         frame: &Frame<'_>,
         head: &mut HeadBytes,
+        buffer: &mut FrameBuffer,
         now_ns: u64,
-    ) -> Option<ToGuest> {
-        let Self { ports, buffer, hooks, .. } = self;
-        let slot = ports.get_mut(usize::from(to))?.as_deref_mut()?.hook.as_mut()?;
+    ) -> ToGuest {
         head[..frame.head.len()].copy_from_slice(frame.head);
         // SAFETY: the caller's promise.
         let answer = unsafe { slot.hook.to_guest(frame, head, buffer, now_ns) };
         if answer.queued > Queued::Nothing && !std::mem::replace(&mut slot.is_queued, true) {
-            hooks.queued.push(to);
+            self.queued.push(to);
         }
         if answer.queued == Queued::Lent && !std::mem::replace(&mut slot.is_lent, true) {
-            hooks.lent.push(to);
+            self.lent.push(to);
         }
-        Some(answer)
-    }
-
-    /// The guest has got a frame that a hook wants to hear of.
-    pub(crate) fn tell_delivered(&mut self, to: PortId, frame: &Frame<'_>) {
-        if let Some(slot) = self.hook_of(to) {
-            slot.hook.delivered(frame);
-        }
-    }
-
-    /// Has hooks hand on what lies in memory of others.
-    #[cold]
-    pub(crate) fn flush_lenders(&mut self) {
-        while let Some(to) = self.hooks.lent.pop() {
-            if let Some(slot) = self.hook_of(to) {
-                slot.is_lent = false;
-                slot.hook.flush();
-            }
-        }
-    }
-
-    /// Has hooks hand on everything, and sends what they leave.
-    pub(crate) fn flush_hooks(&mut self) {
-        while let Some(to) = self.hooks.queued.pop() {
-            let mut outbox =
-                std::mem::replace(&mut self.hooks.outbox, Outbox { frames: Vec::new() });
-            if let Some(slot) = self.hook_of(to) {
-                slot.is_queued = false;
-                slot.hook.flush();
-                slot.hook.notices(&mut outbox);
-            }
-            self.send_outbox(to, &mut outbox);
-            self.hooks.outbox = outbox;
-        }
-    }
-
-    /// Sends what the hook of a port has left.
-    pub(crate) fn send_outbox(&mut self, from: PortId, outbox: &mut Outbox) {
-        for (bytes, len, to) in outbox.frames.drain(..) {
-            let frame = Frame::short(&bytes[..len]);
-            match to {
-                OutboxTo::Addressee => self.send_short(from, &frame),
-                OutboxTo::Guest => {
-                    self.send_to_guest(from, 0, &frame, WhenFull::Drop, 0);
-                }
-            }
-        }
-    }
-
-    /// Sends a frame of a hook's; it is not in use any more when this returns.
-    fn send_as_guest(&mut self, from: PortId, head: &Head, body: &[u8], now_ns: u64) -> Outcome {
-        let dest = self.lookup(head.dst(), from, now_ns);
-        let lane = frame::flow_hash(head.eth()) as usize;
-        let frame = Frame { vnet: head.vnet(), head: head.bytes(), body: Body::Ours(body) };
-        // SAFETY: flushed right here.
-        let outcome = unsafe { self.deliver(dest, lane, &frame, WhenFull::Hold, now_ns) };
-        if matches!(dest, Dest::Uplink | Dest::All) {
-            self.flush_uplink();
-        }
-        self.flush_lent();
-        outcome
-    }
-
-    fn send_short(&mut self, from: PortId, frame: &Frame<'_>) {
-        // To the guest itself it comes as if from nowhere.
-        let dest = match self.lookup(Mac::read(frame.eth()), from, 0) {
-            Dest::Nowhere => Dest::Port(from),
-            dest => dest,
-        };
-        // SAFETY: flushed before the frame goes.
-        unsafe { self.deliver(dest, 0, frame, WhenFull::Drop, 0) };
-        self.flush_uplink();
-        self.flush_lent();
-    }
-}
-
-impl Engine {
-    /// Runs `f` with the hook of a port, as [`crate::NetPort::with_hook`] does.
-    pub(crate) fn with_hook<H: PortHook, R>(
-        &mut self,
-        place: Place,
-        f: impl FnOnce(&mut H, &mut Outbox) -> R,
-    ) -> Option<R> {
-        let hook: &mut dyn Any = self.port_mut(place)?.hook.as_mut()?.hook.as_mut();
-        let mut outbox = Outbox { frames: Vec::new() };
-        let answer = f(hook.downcast_mut()?, &mut outbox);
-        if !outbox.frames.is_empty() {
-            self.fabric.send_outbox(place.id, &mut outbox);
-            self.fabric.publish(0);
-        }
-        Some(answer)
-    }
-
-    /// A port's turn with the frames that its hook sends.
-    pub(crate) fn poll_hook(&mut self, port: &mut Port, now_ns: u64, ledger: &mut Ledger) -> usize {
-        let Some(mut slot) = port.hook.take() else { return 0 };
-        let mut work = 0;
-        if !slot.held_on.is_some_and(|at| self.fabric.still_full(at, now_ns)) {
-            slot.held_on = None;
-            let allowance = ledger.allowance(port.vm, now_ns);
-            let mut spent = Spent::default();
-            while work < HOOK_BATCH && spent.bytes < allowance.bytes {
-                match self.send_for_hook(port, slot.hook.as_mut(), now_ns, &mut spent) {
-                    None => break,
-                    Some(Outcome::Hold(awaited)) => {
-                        slot.held_on = Some(awaited);
-                        break;
-                    }
-                    Some(_) => work += 1,
-                }
-            }
-            self.settle_hook(port, &mut slot, (allowance, spent), now_ns, ledger);
-        }
-        port.hook = Some(slot);
-        work
-    }
-
-    /// After a turn: pays, and lets the hook have its buffers back.
-    fn settle_hook(
-        &mut self,
-        port: &mut Port,
-        slot: &mut HookSlot,
-        (allowance, spent): (Allowance, Spent),
-        now_ns: u64,
-        ledger: &mut Ledger,
-    ) {
-        let more = slot.held_on.is_none() && slot.hook.arm();
-        if spent.requests > 0 {
-            ledger.charge(port.vm, spent, more, now_ns);
-            self.fabric.unpublished_bytes += spent.bytes;
-            port.turn_bytes += spent.bytes;
-        } else if more && allowance.is_none() {
-            ledger.held_back(port.vm, now_ns);
-        }
-        slot.unfilled = !slot.hook.refill();
-    }
-
-    /// Sends one frame of the hook's; none: it has none.
-    fn send_for_hook(
-        &mut self,
-        port: &mut Port,
-        hook: &mut dyn PortHook,
-        now_ns: u64,
-        spent: &mut Spent,
-    ) -> Option<Outcome> {
-        let Self { fabric, heads, .. } = self;
-        let head = &mut heads[0];
-        let body = match hook.poll(head) {
-            Polled::Nothing => return None,
-            Polled::Consumed => return Some(Outcome::Consumed),
-            Polled::Frame(body) => body,
-        };
-        let admitted = port.binding.admit(port.id, head, &mut fabric.tables, now_ns);
-        let outcome = match admitted {
-            Err(reason) => Outcome::Dropped(reason),
-            Ok(()) => fabric.send_as_guest(port.id, head, body, now_ns),
-        };
-        let len = head.frame_len();
-        match outcome {
-            Outcome::Hold(_) => return Some(outcome),
-            Outcome::Dropped(reason) => hook.polled(Err(reason), len),
-            Outcome::Sent | Outcome::Consumed => hook.polled(Ok(()), len),
-        }
-        if admitted.is_ok() {
-            let more = std::mem::take(&mut fabric.extra_cost_bytes);
-            spent.add(len as u64 + more, MIN_CHARGE_BYTES);
-        }
-        Some(outcome)
+        answer
     }
 }

@@ -34,7 +34,8 @@
 //! one hold time, and one that posts a buffer now and then an eighth of the time
 //! ([`backpressure`]). Broadcasts, multicasts and frames to unknown addresses are never held: a
 //! full receiver misses them. Frames from the uplink for one receiver are not held either, but
-//! kept: copied, cut to what it takes, and handed over as it posts buffers ([`backlog`]).
+//! kept: copied, cut to what it takes, and handed over as it posts buffers ([`ingress`],
+//! [`backlog`]).
 //!
 //! **Queue pairs.** Frames of transmit queue `i` go to the receiver's running queue `i` modulo
 //! their number; frames from the uplink by a hash of their flow. A flow therefore stays in order.
@@ -114,10 +115,14 @@ pub mod features;
 mod filter;
 mod forward;
 mod forward_cache;
+mod head_batch;
 pub mod hook;
+mod hook_turn;
+mod ingress;
 pub mod metrics;
 mod moves;
 pub mod offload;
+mod outcome;
 mod port;
 mod rejects;
 mod rxq;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use base::counter::DropReason;
 use base::reject_log::RejectLog;
 use queue::{Batch, Chain, Completion, Vring};
 use sidecore::{VmId, least_charge_bytes};
@@ -10,13 +11,13 @@ use sidecore::{VmId, least_charge_bytes};
 use crate::backlog::Backlog;
 use crate::binding::Binding;
 use crate::ceiling::Ceiling;
-use crate::control::ControlQueue;
 use crate::fdb::PortId;
 use crate::features;
 use crate::filter::Filter;
 use crate::forward_cache::ForwardCache;
 use crate::hook::HookSlot;
 use crate::metrics::SwitchStats;
+use crate::outcome::Awaited;
 use crate::rxq::{RxQueue, vnet_len};
 use frame::{Allowed, VNET_LEN};
 
@@ -29,6 +30,12 @@ pub(crate) const MIN_CHARGE_BYTES: u64 = 512;
 /// Segments of one batch: Linux sends up to 19 for a frame.
 const TX_SEGS: usize = TX_BATCH * 20;
 
+/// Requests of a control queue served in a round: they are rare, and frames wait meanwhile.
+pub(crate) const CONTROL_BATCH: usize = 4;
+
+/// Segments of them: four descriptors each, and more where a driver cuts them up.
+const CONTROL_SEGS: usize = base::limits::MAX_CHAIN_SEGS + 16;
+
 /// Charge for a frame in a chain of the sender's.
 #[inline]
 pub(crate) fn charge_bytes(chain: &Chain<'_>) -> u64 {
@@ -40,9 +47,6 @@ const L2_OVERHEAD: usize = 14 + 8;
 
 /// No limit to the queue pairs that receive but those that run.
 pub(crate) const ALL_PAIRS: u16 = u16::MAX;
-
-/// Receive queue that a sender waits for.
-pub(crate) type Awaited = (PortId, u16);
 
 /// One running transmit queue.
 #[derive(Debug)]
@@ -88,6 +92,27 @@ impl TxQueue {
             self.held_since_ns = now_ns;
         }
     }
+}
+
+/// A running control queue.
+#[derive(Debug)]
+pub(crate) struct ControlQueue {
+    pub vring: Vring,
+    pub batch: Batch,
+}
+
+impl ControlQueue {
+    pub fn new(vring: Vring) -> Self {
+        Self { vring, batch: Batch::new(CONTROL_BATCH, CONTROL_SEGS) }
+    }
+}
+
+/// Place of a port: its number in the switch, and the serial that tells it from an earlier port
+/// with the same number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub id: PortId,
+    pub serial: u64,
 }
 
 /// A port of the switch.
@@ -235,6 +260,25 @@ impl Port {
         let wanted = self.rx.iter().take(self.wanted_pairs.into());
         let running = wanted.enumerate().filter(|(_, q)| q.is_some());
         self.rx_running.extend(running.map(|(i, _)| i as u16));
+    }
+
+    /// When what waits for it is given up; none when nothing does.
+    pub fn backlog_ends_ns(&self) -> Option<u64> {
+        self.backlog.as_ref().map(Backlog::ends_ns)
+    }
+
+    /// The receive queue that the oldest frame waits for.
+    pub fn backlog_queue(&self) -> Option<u16> {
+        let (lane, _) = self.backlog.as_ref()?.front()?;
+        self.rx_for(lane)
+    }
+
+    /// Counts frames of `lane` that were lost, at the receive queue that they were for.
+    pub fn count_stalled(&self, lane: usize, count: u64) {
+        let queue = self.rx_for(lane).and_then(|queue| self.rx[usize::from(queue)].as_ref());
+        if let Some(rxq) = queue {
+            rxq.vring.parts.stats.drops[DropReason::ReceiverStalled as usize].add(count);
+        }
     }
 }
 

@@ -16,16 +16,14 @@ use sidecore::{Sidecore, Watcher, WorkerRef};
 use crate::backlog::Backlogs;
 use crate::binding::{Binding, Shared, Tables};
 use crate::ceiling::Ceiling;
-use crate::device::{
-    Kicks, MIN_MTU, NetPort, NetPortConfig, Place, offered, queue_count, take_queue,
-};
+use crate::device::{Kicks, MIN_MTU, NetPort, NetPortConfig, offered, queue_count, take_queue};
 use crate::engine::Engine;
 use crate::error::NetError;
 use crate::fdb::{Ip, Learn, PortId, Table, UPLINK};
 use crate::forward::Fabric;
 use crate::metrics::SwitchStats;
 use crate::moves::Moves;
-use crate::port::Port;
+use crate::port::{Place, Port};
 use crate::uplink::Uplink;
 use frame::Mac;
 
@@ -272,12 +270,6 @@ fn engine(config: &SwitchConfig, stats: Arc<SwitchStats>) -> Engine {
 }
 
 impl Engine {
-    /// The port at a place, unless another has taken it.
-    pub(crate) fn port_mut(&mut self, place: Place) -> Option<&mut Port> {
-        let port = self.fabric.ports.get_mut(usize::from(place.id))?.as_deref_mut()?;
-        (port.serial == place.serial).then_some(port)
-    }
-
     fn add_port(
         &mut self,
         mut port: Box<Port>,
@@ -398,11 +390,11 @@ impl Engine {
 
     /// All queues stopped, features forgotten. Addresses stay: see [`Engine::forget_learned`].
     pub(crate) fn reset_port(&mut self, place: Place, watcher: &Watcher<'_>) -> Vec<queue::Vring> {
-        if self.port_mut(place).is_none() {
+        if self.fabric.port_mut(place).is_none() {
             return Vec::new();
         }
         let stopped = self.stop_queues(place, watcher);
-        if let Some(port) = self.port_mut(place) {
+        if let Some(port) = self.fabric.port_mut(place) {
             port.set_features(0);
         }
         stopped
@@ -410,11 +402,11 @@ impl Engine {
 
     /// Forgets the addresses of a port that are not from the configuration.
     pub(crate) fn forget_learned(&mut self, place: Place) {
-        if self.port_mut(place).is_none() {
+        if self.fabric.port_mut(place).is_none() {
             return;
         }
         self.forget(place.id, false);
-        if let Some(port) = self.port_mut(place)
+        if let Some(port) = self.fabric.port_mut(place)
             && !port.binding.mac_configured
         {
             port.binding.mac = None;
@@ -426,11 +418,11 @@ impl Engine {
         place: Place,
         watcher: &Watcher<'_>,
     ) -> Option<(Box<Port>, Vec<queue::Vring>)> {
-        self.port_mut(place)?;
+        self.fabric.port_mut(place)?;
         let stopped = self.stop_queues(place, watcher);
         self.forget(place.id, true);
         let mut port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
-        self.fabric.backlogs.reclaim(&mut port);
+        self.fabric.backlogs.reclaim(port.id, port.backlog.take());
         self.collect_shared();
         if let Some(fd) = port.hook.as_ref().and_then(|slot| slot.hook.event_fd()) {
             watcher.unwatch(fd);

@@ -17,13 +17,12 @@ use sidecore::{Arm, Ledger, Worker};
 
 use crate::allow::Allow;
 use crate::binding::{BindMode, Binding, Shared, Tables};
-use crate::device::Place;
 use crate::engine::{Engine, TX_TELL};
 use crate::fdb::{Ip, Table};
 use crate::features;
 use crate::hook::{HookSlot, Outbox, PortHook};
 use crate::metrics::SwitchStats;
-use crate::port::{Port, TxQueue};
+use crate::port::{Place, Port, TxQueue};
 use crate::rxq::{RxQueue, vnet_len};
 use crate::uplink::Uplink;
 use frame::{Mac, VNET_LEN, Vnet};
@@ -257,7 +256,7 @@ impl Lab {
         f: impl FnOnce(&mut H, &mut Outbox) -> R,
     ) -> R {
         let place = Place { id: guest as u16, serial: guest as u64 };
-        self.engine.with_hook(place, f).expect("a hook of that type")
+        self.engine.fabric.with_hook(place, f).expect("a hook of that type")
     }
 
     /// Whether the switch could sleep, and for how long.

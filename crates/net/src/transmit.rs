@@ -9,11 +9,12 @@ use queue::{Batch, Chain, Completion};
 use sidecore::{Allowance, Ledger, Spent};
 
 use crate::binding::Tables;
-use crate::engine::Engine;
-use crate::fdb::PortId;
-use crate::forward::{Dest, Fabric, LONG_TURN_BYTES, Outcome, WhenFull};
+use crate::fdb::{Dest, PortId};
+use crate::forward::{Fabric, LONG_TURN_BYTES};
+use crate::head_batch::HeadBatch;
 use crate::hook::FromGuest;
-use crate::port::{Awaited, Port, TX_BATCH, TxQueue, charge_bytes};
+use crate::outcome::{Awaited, Outcome, WhenFull};
+use crate::port::{Port, TX_BATCH, TxQueue, charge_bytes};
 use crate::rejects;
 use crate::rxq::{Room, RxQueue};
 
@@ -69,190 +70,201 @@ impl Sent {
     }
 }
 
-impl Engine {
-    pub(crate) fn poll_tx(
-        &mut self,
-        port: &mut Port,
-        txq: &mut TxQueue,
-        lane: usize,
-        now_ns: u64,
-        ledger: &mut Ledger,
-    ) -> usize {
-        if txq.held_on.is_some_and(|at| self.fabric.still_full(at, now_ns)) {
-            return 0;
-        }
-        let allowance = ledger.allowance(port.vm, now_ns);
-        if allowance.is_none() {
-            if txq.vring.has_work() {
-                port.turn_bytes += LONG_TURN_BYTES;
-                ledger.held_back(port.vm, now_ns);
-            }
-            return 0;
-        }
-        let was_held = txq.held_on.take().is_some();
-        let allowance = Allowance { bytes: allowance.bytes.min(ROUND_BYTES), ..allowance };
-        let most = allowance.batch(txq.mean_cost, TX_BATCH);
-        let popped = txq.vring.pop(&mut txq.batch, most);
-        if popped == 0 {
-            return 0;
-        }
-        port.forward_cache.refresh(&self.fabric.tables, now_ns);
-        prefetch(&txq.batch, 0);
-        let sent = Sent { most_bytes: allowance.bytes, ..Sent::default() };
-        let mut turn = Turn { port, txq, lane, now_ns, sent };
-        for first in (0..popped).step_by(CHUNK) {
-            let chunk = first..popped.min(first + CHUNK);
-            self.load(&turn, chunk.clone());
-            if !self.send_chunk(&mut turn, chunk) {
-                break;
-            }
-        }
-        let Turn { port, txq, sent, .. } = turn;
-        let Sent { bytes, cost_bytes, wire_used, .. } = sent;
-        txq.count_hold(was_held, now_ns, &self.fabric.stats);
-        let stats = &txq.vring.parts.stats;
-        stats.bytes.add(bytes);
-        stats.copied_bytes.add(sent.head_bytes);
-        if wire_used {
-            self.fabric.flush_uplink();
-        }
-        self.fabric.flush_lent();
-        let done = txq.done.len();
-        txq.vring.unpop(&mut txq.batch, popped - done);
-        if done > 0 {
-            let more = txq.held_on.is_none() && (popped == most || done < popped);
-            let spent = Spent { bytes: cost_bytes, requests: done as u32 };
-            ledger.charge(port.vm, spent, more, now_ns);
-            self.fabric.unpublished_bytes += cost_bytes;
-            port.turn_bytes += cost_bytes;
-            txq.mean_cost = cost_bytes / done as u64;
-            txq.vring.push(&txq.done);
-            txq.done.clear();
-        }
-        done
+/// Turn of a transmit queue: takes frames from it and sends them. Returns how many are done.
+pub(crate) fn poll(
+    fabric: &mut Fabric,
+    heads: &mut HeadBatch,
+    port: &mut Port,
+    txq: &mut TxQueue,
+    lane: usize,
+    now_ns: u64,
+    ledger: &mut Ledger,
+) -> usize {
+    if txq.held_on.is_some_and(|at| fabric.still_full(at, now_ns)) {
+        return 0;
     }
-
-    /// Copies the beginnings of a chunk's frames and judges them; those of the next chunk are on
-    /// their way to the cache meanwhile.
-    #[inline]
-    fn load(&mut self, turn: &Turn<'_>, chunk: Range<usize>) {
-        let (port, batch) = (&*turn.port, &turn.txq.batch);
-        prefetch(batch, chunk.end);
-        let (heads, verdicts) = (&mut self.heads[chunk.clone()], &mut self.verdicts[chunk.clone()]);
-        for ((head, verdict), at) in heads.iter_mut().zip(verdicts).zip(chunk) {
-            *verdict = head.load_chain(&batch.get(at), port.tx_vnet_len, port.allowed);
+    let allowance = ledger.allowance(port.vm, now_ns);
+    if allowance.is_none() {
+        if txq.vring.has_work() {
+            port.turn_bytes += LONG_TURN_BYTES;
+            ledger.held_back(port.vm, now_ns);
+        }
+        return 0;
+    }
+    let was_held = txq.held_on.take().is_some();
+    let allowance = Allowance { bytes: allowance.bytes.min(ROUND_BYTES), ..allowance };
+    let most = allowance.batch(txq.mean_cost, TX_BATCH);
+    let popped = txq.vring.pop(&mut txq.batch, most);
+    if popped == 0 {
+        return 0;
+    }
+    port.forward_cache.refresh(&fabric.tables, now_ns);
+    prefetch(&txq.batch, 0);
+    let sent = Sent { most_bytes: allowance.bytes, ..Sent::default() };
+    let mut turn = Turn { port, txq, lane, now_ns, sent };
+    for first in (0..popped).step_by(CHUNK) {
+        let chunk = first..popped.min(first + CHUNK);
+        load(heads, &turn, chunk.clone());
+        if !send_chunk(fabric, heads, &mut turn, chunk) {
+            break;
         }
     }
-
-    /// Sends frames whose beginnings are loaded. False: enough for this round.
-    #[inline]
-    fn send_chunk(&mut self, turn: &mut Turn<'_>, chunk: Range<usize>) -> bool {
-        let mut at = chunk.start;
-        while at < chunk.end && !turn.is_over() {
-            at += self.send_run(turn, at..chunk.end);
-            if at == chunk.end || turn.is_over() {
-                break;
-            }
-            if !self.send_one(turn, at) {
-                return false;
-            }
-            at += 1;
-        }
-        !turn.is_over()
+    let Turn { port, txq, sent, .. } = turn;
+    let Sent { bytes, cost_bytes, wire_used, .. } = sent;
+    txq.count_hold(was_held, now_ns, &fabric.stats);
+    let stats = &txq.vring.parts.stats;
+    stats.bytes.add(bytes);
+    stats.copied_bytes.add(sent.head_bytes);
+    if wire_used {
+        fabric.flush_uplink();
     }
-
-    /// Sends the first of these frames that need nothing done to them and go from and to the
-    /// addresses that the last ones did: nearly all. Returns how many.
-    #[inline]
-    fn send_run(&mut self, turn: &mut Turn<'_>, run: Range<usize>) -> usize {
-        let Turn { port, txq, lane, now_ns, sent } = turn;
-        if !port.sends_plain() {
-            return 0;
-        }
-        let Fabric { ports, tables, touched, .. } = &mut self.fabric;
-        let (heads, verdicts) = (&self.heads[run.clone()], &self.verdicts[run.clone()]);
-        let cache = &port.forward_cache;
-        let (Some(first), Some(source)) = (heads.first(), cache.source()) else { return 0 };
-        let dst = first.dst();
-        let Some(Dest::Port(to)) = cache.dest(dst, tables) else { return 0 };
-        let Some((longest, untagged, queue, rxq)) = open(ports, to, *lane, dst) else { return 0 };
-        let mut count = 0;
-        for ((head, verdict), at) in heads.iter().zip(verdicts).zip(run) {
-            let is_alike = sent.cost_bytes < sent.most_bytes
-                && verdict.is_ok()
-                && head.vnet().is_plain()
-                && head.dst() == dst
-                && head.frame_len() <= longest
-                && !(untagged && head.is_tagged())
-                && source.is_of(head);
-            let chain = txq.batch.get(at);
-            if !is_alike || !rxq.put_plain(&chain, head, *now_ns) {
-                break;
-            }
-            txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
-            sent.count(head, &chain);
-            count += 1;
-        }
-        if count > 0 && !std::mem::replace(&mut rxq.touched, true) {
-            touched.push((to, queue));
-        }
-        count
+    fabric.flush_lent();
+    let done = txq.done.len();
+    txq.vring.unpop(&mut txq.batch, popped - done);
+    if done > 0 {
+        let more = txq.held_on.is_none() && (popped == most || done < popped);
+        let spent = Spent { bytes: cost_bytes, requests: done as u32 };
+        ledger.charge(port.vm, spent, more, now_ns);
+        fabric.unpublished_bytes += cost_bytes;
+        port.turn_bytes += cost_bytes;
+        txq.mean_cost = cost_bytes / done as u64;
+        txq.vring.push(&txq.done);
+        txq.done.clear();
     }
+    done
+}
 
-    /// Sends any frame. False when it has to stay where it is.
-    fn send_one(&mut self, turn: &mut Turn<'_>, at: usize) -> bool {
-        let Turn { port, txq, lane, now_ns, sent } = turn;
+/// Copies the beginnings of a chunk's frames and judges them; those of the next chunk are on
+/// their way to the cache meanwhile.
+#[inline]
+fn load(heads: &mut HeadBatch, turn: &Turn<'_>, chunk: Range<usize>) {
+    let (port, batch) = (&*turn.port, &turn.txq.batch);
+    prefetch(batch, chunk.end);
+    let HeadBatch { heads, verdicts } = heads;
+    let (heads, verdicts) = (&mut heads[chunk.clone()], &mut verdicts[chunk.clone()]);
+    for ((head, verdict), at) in heads.iter_mut().zip(verdicts).zip(chunk) {
+        *verdict = head.load_chain(&batch.get(at), port.tx_vnet_len, port.allowed);
+    }
+}
+
+/// Sends frames whose beginnings are loaded. False: enough for this round.
+#[inline]
+fn send_chunk(
+    fabric: &mut Fabric,
+    heads: &mut HeadBatch,
+    turn: &mut Turn<'_>,
+    chunk: Range<usize>,
+) -> bool {
+    let mut at = chunk.start;
+    while at < chunk.end && !turn.is_over() {
+        at += send_run(fabric, heads, turn, at..chunk.end);
+        if at == chunk.end || turn.is_over() {
+            break;
+        }
+        if !send_one(fabric, heads, turn, at) {
+            return false;
+        }
+        at += 1;
+    }
+    !turn.is_over()
+}
+
+/// Sends the first of these frames that need nothing done to them and go from and to the
+/// addresses that the last ones did: nearly all. Returns how many.
+#[inline]
+fn send_run(
+    fabric: &mut Fabric,
+    heads: &HeadBatch,
+    turn: &mut Turn<'_>,
+    run: Range<usize>,
+) -> usize {
+    let Turn { port, txq, lane, now_ns, sent } = turn;
+    if !port.sends_plain() {
+        return 0;
+    }
+    let Fabric { ports, tables, touched, .. } = fabric;
+    let (heads, verdicts) = (&heads.heads[run.clone()], &heads.verdicts[run.clone()]);
+    let cache = &port.forward_cache;
+    let (Some(first), Some(source)) = (heads.first(), cache.source()) else { return 0 };
+    let dst = first.dst();
+    let Some(Dest::Port(to)) = cache.dest(dst, tables) else { return 0 };
+    let Some((longest, untagged, queue, rxq)) = open(ports, to, *lane, dst) else { return 0 };
+    let mut count = 0;
+    for ((head, verdict), at) in heads.iter().zip(verdicts).zip(run) {
+        let is_alike = sent.cost_bytes < sent.most_bytes
+            && verdict.is_ok()
+            && head.vnet().is_plain()
+            && head.dst() == dst
+            && head.frame_len() <= longest
+            && !(untagged && head.is_tagged())
+            && source.is_of(head);
         let chain = txq.batch.get(at);
-        // SAFETY: the batch keeps the chain's memory mapped and `heads[at]` is not used again
-        // before uplink and hooks are flushed, at the end of the batch.
-        let (outcome, to_wire) = unsafe { self.send(port, &chain, at, *lane, *now_ns) };
-        sent.wire_used |= to_wire;
-        sent.cost_bytes += std::mem::take(&mut self.fabric.extra_cost_bytes);
-        match outcome {
-            Outcome::Hold(awaited) => {
-                txq.held_on = Some(awaited);
-                return false;
-            }
-            Outcome::Dropped(reason) => {
-                txq.vring.parts.stats.drop_one(reason);
-                let frame = (&chain, &self.heads[at], port.tx_vnet_len);
-                rejects::tell(&mut port.rejects, &port.name, reason, frame, *now_ns);
-                sent.cost_bytes += charge_bytes(&chain);
-            }
-            Outcome::Sent | Outcome::Consumed => sent.count(&self.heads[at], &chain),
+        if !is_alike || !rxq.put_plain(&chain, head, *now_ns) {
+            break;
         }
         txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
-        true
+        sent.count(head, &chain);
+        count += 1;
     }
+    if count > 0 && !std::mem::replace(&mut rxq.touched, true) {
+        touched.push((to, queue));
+    }
+    count
+}
 
-    /// Judges and delivers one chain of a sender; also says whether the uplink may be using it.
-    ///
-    /// # Safety
-    /// The chain stays mapped, and head `at` unused, until uplink and hooks are flushed.
-    #[inline]
-    unsafe fn send(
-        &mut self,
-        port: &mut Port,
-        chain: &Chain<'_>,
-        at: usize,
-        lane: usize,
-        now_ns: u64,
-    ) -> (Outcome, bool) {
-        let Self { fabric, heads, verdicts, .. } = self;
-        let head = &mut heads[at];
-        let admitted = verdicts[at].and_then(|()| admit(port, head, &mut fabric.tables, now_ns));
-        if let Err(reason) = admitted {
-            return (Outcome::Dropped(reason), false);
+/// Sends any frame. False when it has to stay where it is.
+fn send_one(fabric: &mut Fabric, heads: &mut HeadBatch, turn: &mut Turn<'_>, at: usize) -> bool {
+    let Turn { port, txq, lane, now_ns, sent } = turn;
+    let chain = txq.batch.get(at);
+    // SAFETY: the batch keeps the chain's memory mapped and `heads[at]` is not used again
+    // before uplink and hooks are flushed, at the end of the batch.
+    let (outcome, to_wire) = unsafe { send(fabric, heads, port, &chain, at, *lane, *now_ns) };
+    sent.wire_used |= to_wire;
+    sent.cost_bytes += std::mem::take(&mut fabric.extra_cost_bytes);
+    match outcome {
+        Outcome::Hold(awaited) => {
+            txq.held_on = Some(awaited);
+            return false;
         }
-        if port.hook.is_some() && !pass_hook(port, head, &mut fabric.touched, now_ns) {
-            return (Outcome::Consumed, false);
+        Outcome::Dropped(reason) => {
+            txq.vring.parts.stats.drop_one(reason);
+            let frame = (&chain, &heads.heads[at], port.tx_vnet_len);
+            rejects::tell(&mut port.rejects, &port.name, reason, frame, *now_ns);
+            sent.cost_bytes += charge_bytes(&chain);
         }
-        let dest = destination(fabric, port, head.dst(), now_ns);
-        let frame = chain_frame(chain, head, port.tx_vnet_len);
-        // SAFETY: the caller's promise.
-        let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Hold, now_ns) };
-        (outcome, matches!(dest, Dest::Uplink | Dest::All))
+        Outcome::Sent | Outcome::Consumed => sent.count(&heads.heads[at], &chain),
     }
+    txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
+    true
+}
+
+/// Judges and delivers one chain of a sender; also says whether the uplink may be using it.
+///
+/// # Safety
+/// The chain stays mapped, and head `at` unused, until uplink and hooks are flushed.
+#[inline]
+unsafe fn send(
+    fabric: &mut Fabric,
+    heads: &mut HeadBatch,
+    port: &mut Port,
+    chain: &Chain<'_>,
+    at: usize,
+    lane: usize,
+    now_ns: u64,
+) -> (Outcome, bool) {
+    let head = &mut heads.heads[at];
+    let admitted = heads.verdicts[at].and_then(|()| admit(port, head, &mut fabric.tables, now_ns));
+    if let Err(reason) = admitted {
+        return (Outcome::Dropped(reason), false);
+    }
+    if port.hook.is_some() && !pass_hook(port, head, &mut fabric.touched, now_ns) {
+        return (Outcome::Consumed, false);
+    }
+    let dest = destination(fabric, port, head.dst(), now_ns);
+    let frame = chain_frame(chain, head, port.tx_vnet_len);
+    // SAFETY: the caller's promise.
+    let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Hold, now_ns) };
+    (outcome, matches!(dest, Dest::Uplink | Dest::All))
 }
 
 /// Has the cache fetch the headers of a chunk of frames.

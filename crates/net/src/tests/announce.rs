@@ -4,7 +4,7 @@
 use base::counter::DropReason;
 
 use crate::binding::BindMode;
-use crate::device::Place;
+use crate::port::Place;
 use crate::testing::{Lab, Spec, mac, no_offload};
 use frame::Mac;
 

@@ -9,8 +9,9 @@ use queue::Layout;
 use queue::testing::{ModelDriver, ModelOptions};
 
 use crate::BindMode;
-use crate::control::{self, ControlQueue};
+use crate::control;
 use crate::features as f;
+use crate::port::ControlQueue;
 use crate::testing::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
 use frame::{F_NEEDS_CSUM, Mac};
 
