@@ -10,7 +10,7 @@ use base::counter::QueueStats;
 use base::log_limit::LogLimit;
 use base::sync::lock;
 use queue::{GuestMemory, Vring};
-use sidecore::{VmId, Watcher, WorkerRef};
+use sidecore::{VmId, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::allow::Allow;
@@ -18,10 +18,10 @@ use crate::binding::BindMode;
 use crate::config_space::ConfigSpace;
 use crate::control;
 use crate::engine::Engine;
-use crate::fdb::PortId;
 use crate::features;
 use crate::hook::{HookSlot, Outbox, PortHook};
-use crate::port::{ControlQueue, Place, Port, TxQueue};
+use crate::kicks::{Kicks, take_queue};
+use crate::port::{ControlQueue, Place, Port, TxQueue, queue_count};
 use crate::rxq::{RxQueue, vnet_len};
 use frame::Mac;
 
@@ -234,48 +234,6 @@ impl NetPort {
     }
 }
 
-/// The kicks of a switch, and the epoll set behind them.
-pub(crate) struct Kicks<'a> {
-    pub kicks: &'a mut std::collections::HashMap<std::os::fd::RawFd, (PortId, u16)>,
-    pub watcher: &'a Watcher<'a>,
-}
-
-impl Kicks<'_> {
-    fn watch(&mut self, vring: &Vring, place: Place) -> Result<(), DeviceError> {
-        if let Some(fd) = vring.kick_fd() {
-            self.watcher.watch(fd).map_err(DeviceError::failed)?;
-            self.kicks.insert(fd, (place.id, vring.parts.index));
-        }
-        Ok(())
-    }
-
-    fn unwatch(&mut self, vring: &Vring) {
-        if let Some(fd) = vring.kick_fd() {
-            self.watcher.unwatch(fd);
-            self.kicks.remove(&fd);
-        }
-    }
-}
-
-/// Takes a queue off the port; on return nothing of it is in flight.
-pub(crate) fn take_queue(port: &mut Port, index: u16, kicks: &mut Kicks<'_>) -> Option<Vring> {
-    let at = usize::from(index / 2);
-    let is_control = |c: &mut Box<ControlQueue>| c.vring.parts.index == index;
-    let vring = if let Some(control) = port.control.take_if(is_control) {
-        control.vring
-    } else if index.is_multiple_of(2) {
-        let rxq = port.rx.get_mut(at)?.take();
-        port.find_running();
-        rxq?.stop()
-    } else {
-        let mut vring = port.tx.get_mut(at)?.take()?.vring;
-        vring.notify();
-        vring
-    };
-    kicks.unwatch(&vring);
-    Some(vring)
-}
-
 /// A queue ready to run, made on the session's thread: the sidecore only moves a pointer.
 enum Ready {
     Rx(Box<RxQueue>),
@@ -486,11 +444,6 @@ impl Device for NetPort {
             let _ = self.worker.call(move |engine, _| engine.forget_learned(place));
         }
     }
-}
-
-/// Virtqueues of a port: its pairs, and the control queue.
-pub(crate) fn queue_count(pairs: u16) -> u16 {
-    2 * pairs + 1
 }
 
 fn running(index: u16) -> DeviceError {

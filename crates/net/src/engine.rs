@@ -3,22 +3,26 @@
 //! [`crate::ingress`].
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use frame::FrameBuffer;
-use queue::Coalescing;
-use sidecore::{Arm, Ledger, VmId, Worker};
+use base::limits::MAX_PORTS;
+use frame::{FrameBuffer, Mac};
+use queue::{Coalescing, Vring};
+use sidecore::{Arm, Ledger, VmId, Watcher, Worker};
 
 use crate::backlog::Backlogs;
-use crate::binding::Tables;
-use crate::fdb::PortId;
+use crate::binding::{Shared, Tables};
+use crate::error::NetError;
+use crate::fdb::{Ip, Learn, PortId, UPLINK};
 use crate::forward::{Fabric, rx_mut};
 use crate::head_batch::HeadBatch;
 use crate::hook::Hooks;
+use crate::kicks::{Kicks, take_queue};
 use crate::metrics::SwitchStats;
 use crate::outcome::Awaited;
-use crate::port::Port;
+use crate::port::{Place, Port, queue_count};
 use crate::uplink::Uplink;
 use crate::{control, hook_turn, ingress, transmit};
 
@@ -53,7 +57,7 @@ impl Engine {
             hold_ns,
             extra_cost_bytes: 0,
             unpublished_bytes: 0,
-            hooks: Hooks::new(base::limits::MAX_PORTS),
+            hooks: Hooks::new(MAX_PORTS),
             backlogs: Backlogs::default(),
             stats,
         };
@@ -76,6 +80,186 @@ impl Engine {
         }
         work += control::poll(port, now_ns, ledger);
         work + hook_turn::poll(fabric, heads, port, now_ns, ledger)
+    }
+}
+
+/// Ports and the uplink as they come and go, between two rounds.
+impl Engine {
+    /// Gives a port a number, its configured addresses and those that it shares.
+    pub fn add_port(
+        &mut self,
+        mut port: Box<Port>,
+        addresses: &[IpAddr],
+        switch: &str,
+        now_ns: u64,
+    ) -> Result<PortId, NetError> {
+        let ports = &mut self.fabric.ports;
+        let at = match ports.iter().position(Option::is_none) {
+            Some(at) => at,
+            None if ports.len() < MAX_PORTS => {
+                ports.push(None);
+                ports.len() - 1
+            }
+            None => {
+                let switch = switch.to_owned();
+                return Err(NetError::TooManyPorts { switch, limit: MAX_PORTS });
+            }
+        };
+        let id = at as PortId;
+        port.id = id;
+        if let Err(e) = self.bind_addresses(&port, addresses, now_ns) {
+            self.forget(id, true);
+            return Err(e);
+        }
+        self.fabric.ports[at] = Some(port);
+        self.collect_shared();
+        Ok(id)
+    }
+
+    /// Binds the configured addresses of a port to it.
+    fn bind_addresses(
+        &mut self,
+        port: &Port,
+        addresses: &[IpAddr],
+        now_ns: u64,
+    ) -> Result<(), NetError> {
+        self.check_shared(port, addresses)?;
+        let why = |answer| match answer {
+            Learn::Known | Learn::New => None,
+            Learn::Taken => Some("bound to another port"),
+            _ => Some("one more than the table holds"),
+        };
+        let name = || port.name.to_string();
+        let tables = &mut self.fabric.tables;
+        if let Some(mac) = port.binding.mac
+            && let Some(why) = why(tables.macs.fix(mac, port.id, now_ns))
+        {
+            return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
+        }
+        for address in addresses {
+            let answer = tables.ips.fix(Ip::from(*address), port.id, now_ns);
+            if let Some(why) = why(answer) {
+                return Err(NetError::BadAddress { port: name(), address: *address, why });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that shared addresses are bound to nobody, and bound ones are not shared.
+    fn check_shared(&self, port: &Port, addresses: &[IpAddr]) -> Result<(), NetError> {
+        let why = "bound to another port, or shared by others";
+        let name = || port.name.to_string();
+        let (tables, own) = (&self.fabric.tables, &port.binding.shared);
+        let is_shared = |mac: &&Mac| tables.shared.macs.contains(mac) || own.macs.contains(mac);
+        let mut bound =
+            own.macs.iter().filter(|mac| tables.macs.is_fixed_elsewhere(**mac, port.id));
+        if let Some(mac) = bound.next().or(port.binding.mac.as_ref().filter(is_shared)) {
+            return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
+        }
+        let is_shared = |ip: &Ip| tables.shared.ips.contains(ip) || own.ips.contains(ip);
+        let mut bound = own.ips.iter().filter(|ip| tables.ips.is_fixed_elsewhere(**ip, port.id));
+        let mut addressed = addresses.iter().map(|ip| Ip::from(*ip)).filter(is_shared);
+        match bound.next().copied().or(addressed.next()) {
+            Some(ip) => Err(NetError::BadAddress { port: name(), address: ip.into(), why }),
+            None => Ok(()),
+        }
+    }
+
+    /// Collects the shared addresses of all ports.
+    fn collect_shared(&mut self) {
+        let Fabric { ports, tables, .. } = &mut self.fabric;
+        tables.shared = Shared::default();
+        let Shared { macs, ips } = &mut tables.shared;
+        for port in ports.iter().flatten() {
+            let own = &port.binding.shared;
+            // Each once: frames are compared with all of them.
+            own.macs.iter().for_each(|mac| {
+                if !macs.contains(mac) {
+                    macs.push(*mac)
+                }
+            });
+            own.ips.iter().for_each(|ip| {
+                if !ips.contains(ip) {
+                    ips.push(*ip)
+                }
+            });
+        }
+    }
+
+    /// Forgets a port's addresses: all, or those that are not from the configuration.
+    fn forget(&mut self, id: PortId, all: bool) {
+        let port = self.fabric.ports.get(usize::from(id)).and_then(Option::as_ref);
+        let keep = port.and_then(|p| p.binding.mac.filter(|_| p.binding.mac_configured && !all));
+        self.fabric.tables.macs.forget(id, |mac, _| Some(mac) != keep);
+        self.fabric.tables.ips.forget(id, |_, fixed| all || !fixed);
+    }
+
+    fn stop_queues(&mut self, place: Place, watcher: &Watcher<'_>) -> Vec<Vring> {
+        let Self { fabric, kicks, .. } = self;
+        let Some(Some(port)) = fabric.ports.get_mut(usize::from(place.id)) else {
+            return Vec::new();
+        };
+        let mut kicks = Kicks { kicks, watcher };
+        let count = queue_count(port.pairs());
+        (0..count).filter_map(|index| take_queue(port, index, &mut kicks)).collect()
+    }
+
+    /// All queues stopped, features forgotten. Addresses stay: see [`Engine::forget_learned`].
+    pub fn reset_port(&mut self, place: Place, watcher: &Watcher<'_>) -> Vec<Vring> {
+        if self.fabric.port_mut(place).is_none() {
+            return Vec::new();
+        }
+        let stopped = self.stop_queues(place, watcher);
+        if let Some(port) = self.fabric.port_mut(place) {
+            port.set_features(0);
+        }
+        stopped
+    }
+
+    /// Forgets the addresses of a port that are not from the configuration.
+    pub fn forget_learned(&mut self, place: Place) {
+        if self.fabric.port_mut(place).is_none() {
+            return;
+        }
+        self.forget(place.id, false);
+        if let Some(port) = self.fabric.port_mut(place)
+            && !port.binding.mac_configured
+        {
+            port.binding.mac = None;
+        }
+    }
+
+    /// Takes a port out, with its queues stopped; its addresses are free.
+    pub fn remove_port(
+        &mut self,
+        place: Place,
+        watcher: &Watcher<'_>,
+    ) -> Option<(Box<Port>, Vec<Vring>)> {
+        self.fabric.port_mut(place)?;
+        let stopped = self.stop_queues(place, watcher);
+        self.forget(place.id, true);
+        let mut port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
+        self.fabric.backlogs.reclaim(port.id, port.backlog.take());
+        self.collect_shared();
+        if let Some(fd) = port.hook.as_ref().and_then(|slot| slot.hook.event_fd()) {
+            watcher.unwatch(fd);
+        }
+        Some((port, stopped))
+    }
+
+    /// Sets the uplink, returns the old one, and whether the new one can wake the switch.
+    pub fn replace_uplink(
+        &mut self,
+        uplink: Option<Box<Uplink>>,
+        watcher: &Watcher<'_>,
+    ) -> (Option<Box<Uplink>>, std::io::Result<()>) {
+        let old = std::mem::replace(&mut self.fabric.uplink, uplink);
+        if let Some(fd) = old.as_ref().and_then(|u| u.wire.event_fd()) {
+            watcher.unwatch(fd);
+        }
+        self.fabric.tables.macs.forget(UPLINK, |_, _| true);
+        let fd = self.fabric.uplink.as_ref().and_then(|u| u.wire.event_fd());
+        (old, fd.map_or(Ok(()), |fd| watcher.watch(fd)))
     }
 }
 

@@ -119,6 +119,7 @@ mod head_batch;
 pub mod hook;
 mod hook_turn;
 mod ingress;
+mod kicks;
 pub mod metrics;
 mod moves;
 pub mod offload;

@@ -107,6 +107,11 @@ impl ControlQueue {
     }
 }
 
+/// Virtqueues of a port: its pairs, and the control queue.
+pub(crate) fn queue_count(pairs: u16) -> u16 {
+    2 * pairs + 1
+}
+
 /// Place of a port: its number in the switch, and the serial that tells it from an earlier port
 /// with the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

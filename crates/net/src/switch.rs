@@ -1,7 +1,6 @@
 //! A switch as the rest of the daemon sees it: ports come and go, the uplink is set, addresses are
 //! listed. Everything here runs between two rounds of the sidecore.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
@@ -11,19 +10,19 @@ use base::io::Wire;
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_PORTS, MAX_QUEUE_PAIRS};
 use base::log_limit::LogLimit;
 use base::random::{OsRandom, Random};
-use sidecore::{Sidecore, Watcher, WorkerRef};
+use sidecore::{Sidecore, WorkerRef};
 
 use crate::backlog::Backlogs;
 use crate::binding::{Binding, Shared, Tables};
 use crate::ceiling::Ceiling;
-use crate::device::{Kicks, MIN_MTU, NetPort, NetPortConfig, offered, queue_count, take_queue};
+use crate::device::{MIN_MTU, NetPort, NetPortConfig, offered};
 use crate::engine::Engine;
 use crate::error::NetError;
-use crate::fdb::{Ip, Learn, PortId, Table, UPLINK};
+use crate::fdb::{Ip, PortId, Table};
 use crate::forward::Fabric;
 use crate::metrics::SwitchStats;
 use crate::moves::Moves;
-use crate::port::{Place, Port};
+use crate::port::{Place, Port, queue_count};
 use crate::uplink::Uplink;
 use frame::Mac;
 
@@ -243,7 +242,7 @@ impl Switch {
     /// Every known MAC address. Learning is by address alone, shared by all VLANs.
     pub fn macs(&self) -> Result<Vec<MacEntry>, NetError> {
         let now_ns = self.clock.now_ns();
-        let macs = self.worker.call(move |engine, _| engine.list_macs(now_ns))?;
+        let macs = self.worker.call(move |engine, _| list_macs(&engine.fabric, now_ns))?;
         Ok(macs)
     }
 
@@ -269,194 +268,18 @@ fn engine(config: &SwitchConfig, stats: Arc<SwitchStats>) -> Engine {
     Engine::new(tables, u64::from(config.hold_us) * 1000, max_touched, stats)
 }
 
-impl Engine {
-    fn add_port(
-        &mut self,
-        mut port: Box<Port>,
-        addresses: &[IpAddr],
-        switch: &str,
-        now_ns: u64,
-    ) -> Result<PortId, NetError> {
-        let ports = &mut self.fabric.ports;
-        let at = match ports.iter().position(Option::is_none) {
-            Some(at) => at,
-            None if ports.len() < MAX_PORTS => {
-                ports.push(None);
-                ports.len() - 1
-            }
-            None => {
-                let switch = switch.to_owned();
-                return Err(NetError::TooManyPorts { switch, limit: MAX_PORTS });
-            }
-        };
-        let id = at as PortId;
-        port.id = id;
-        if let Err(e) = self.bind_addresses(&port, addresses, now_ns) {
-            self.forget(id, true);
-            return Err(e);
-        }
-        self.fabric.ports[at] = Some(port);
-        self.collect_shared();
-        Ok(id)
-    }
-
-    /// Binds the configured addresses of a port to it.
-    fn bind_addresses(
-        &mut self,
-        port: &Port,
-        addresses: &[IpAddr],
-        now_ns: u64,
-    ) -> Result<(), NetError> {
-        self.check_shared(port, addresses)?;
-        let why = |answer| match answer {
-            Learn::Known | Learn::New => None,
-            Learn::Taken => Some("bound to another port"),
-            _ => Some("one more than the table holds"),
-        };
-        let name = || port.name.to_string();
-        let tables = &mut self.fabric.tables;
-        if let Some(mac) = port.binding.mac
-            && let Some(why) = why(tables.macs.fix(mac, port.id, now_ns))
-        {
-            return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
-        }
-        for address in addresses {
-            let answer = tables.ips.fix(Ip::from(*address), port.id, now_ns);
-            if let Some(why) = why(answer) {
-                return Err(NetError::BadAddress { port: name(), address: *address, why });
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that shared addresses are bound to nobody, and bound ones are not shared.
-    fn check_shared(&self, port: &Port, addresses: &[IpAddr]) -> Result<(), NetError> {
-        let why = "bound to another port, or shared by others";
-        let name = || port.name.to_string();
-        let (tables, own) = (&self.fabric.tables, &port.binding.shared);
-        let is_shared = |mac: &&Mac| tables.shared.macs.contains(mac) || own.macs.contains(mac);
-        let mut bound =
-            own.macs.iter().filter(|mac| tables.macs.is_fixed_elsewhere(**mac, port.id));
-        if let Some(mac) = bound.next().or(port.binding.mac.as_ref().filter(is_shared)) {
-            return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
-        }
-        let is_shared = |ip: &Ip| tables.shared.ips.contains(ip) || own.ips.contains(ip);
-        let mut bound = own.ips.iter().filter(|ip| tables.ips.is_fixed_elsewhere(**ip, port.id));
-        let mut addressed = addresses.iter().map(|ip| Ip::from(*ip)).filter(is_shared);
-        match bound.next().copied().or(addressed.next()) {
-            Some(ip) => Err(NetError::BadAddress { port: name(), address: ip.into(), why }),
-            None => Ok(()),
-        }
-    }
-
-    /// Collects the shared addresses of all ports.
-    fn collect_shared(&mut self) {
-        let Fabric { ports, tables, .. } = &mut self.fabric;
-        tables.shared = Shared::default();
-        let Shared { macs, ips } = &mut tables.shared;
-        for port in ports.iter().flatten() {
-            let own = &port.binding.shared;
-            // Each once: frames are compared with all of them.
-            own.macs.iter().for_each(|mac| {
-                if !macs.contains(mac) {
-                    macs.push(*mac)
-                }
-            });
-            own.ips.iter().for_each(|ip| {
-                if !ips.contains(ip) {
-                    ips.push(*ip)
-                }
-            });
-        }
-    }
-
-    /// Forgets a port's addresses: all, or those that are not from the configuration.
-    fn forget(&mut self, id: PortId, all: bool) {
-        let port = self.fabric.ports.get(usize::from(id)).and_then(Option::as_ref);
-        let keep = port.and_then(|p| p.binding.mac.filter(|_| p.binding.mac_configured && !all));
-        self.fabric.tables.macs.forget(id, |mac, _| Some(mac) != keep);
-        self.fabric.tables.ips.forget(id, |_, fixed| all || !fixed);
-    }
-
-    fn stop_queues(&mut self, place: Place, watcher: &Watcher<'_>) -> Vec<queue::Vring> {
-        let Engine { fabric, kicks, .. } = self;
-        let Some(Some(port)) = fabric.ports.get_mut(usize::from(place.id)) else {
-            return Vec::new();
-        };
-        let mut kicks = Kicks { kicks, watcher };
-        let count = queue_count(port.pairs());
-        (0..count).filter_map(|index| take_queue(port, index, &mut kicks)).collect()
-    }
-
-    /// All queues stopped, features forgotten. Addresses stay: see [`Engine::forget_learned`].
-    pub(crate) fn reset_port(&mut self, place: Place, watcher: &Watcher<'_>) -> Vec<queue::Vring> {
-        if self.fabric.port_mut(place).is_none() {
-            return Vec::new();
-        }
-        let stopped = self.stop_queues(place, watcher);
-        if let Some(port) = self.fabric.port_mut(place) {
-            port.set_features(0);
-        }
-        stopped
-    }
-
-    /// Forgets the addresses of a port that are not from the configuration.
-    pub(crate) fn forget_learned(&mut self, place: Place) {
-        if self.fabric.port_mut(place).is_none() {
-            return;
-        }
-        self.forget(place.id, false);
-        if let Some(port) = self.fabric.port_mut(place)
-            && !port.binding.mac_configured
-        {
-            port.binding.mac = None;
-        }
-    }
-
-    fn remove_port(
-        &mut self,
-        place: Place,
-        watcher: &Watcher<'_>,
-    ) -> Option<(Box<Port>, Vec<queue::Vring>)> {
-        self.fabric.port_mut(place)?;
-        let stopped = self.stop_queues(place, watcher);
-        self.forget(place.id, true);
-        let mut port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
-        self.fabric.backlogs.reclaim(port.id, port.backlog.take());
-        self.collect_shared();
-        if let Some(fd) = port.hook.as_ref().and_then(|slot| slot.hook.event_fd()) {
-            watcher.unwatch(fd);
-        }
-        Some((port, stopped))
-    }
-
-    fn replace_uplink(
-        &mut self,
-        uplink: Option<Box<Uplink>>,
-        watcher: &Watcher<'_>,
-    ) -> (Option<Box<Uplink>>, std::io::Result<()>) {
-        let old = std::mem::replace(&mut self.fabric.uplink, uplink);
-        if let Some(fd) = old.as_ref().and_then(|u| u.wire.event_fd()) {
-            watcher.unwatch(fd);
-        }
-        self.fabric.tables.macs.forget(UPLINK, |_, _| true);
-        let fd = self.fabric.uplink.as_ref().and_then(|u| u.wire.event_fd());
-        (old, fd.map_or(Ok(()), |fd| watcher.watch(fd)))
-    }
-
-    fn list_macs(&self, now_ns: u64) -> Vec<MacEntry> {
-        let name = |owner: PortId| {
-            let port = self.fabric.ports.get(usize::from(owner))?.as_ref()?;
-            Some(port.name.to_string())
-        };
-        let list = self.fabric.tables.macs.list(now_ns);
-        list.into_iter()
-            .map(|l| MacEntry {
-                mac: l.key.bytes(),
-                port: name(l.owner),
-                fixed: l.fixed,
-                age_s: l.age_ns / 1_000_000_000,
-            })
-            .collect()
-    }
+fn list_macs(fabric: &Fabric, now_ns: u64) -> Vec<MacEntry> {
+    let name = |owner: PortId| {
+        let port = fabric.ports.get(usize::from(owner))?.as_ref()?;
+        Some(port.name.to_string())
+    };
+    let list = fabric.tables.macs.list(now_ns);
+    list.into_iter()
+        .map(|l| MacEntry {
+            mac: l.key.bytes(),
+            port: name(l.owner),
+            fixed: l.fixed,
+            age_s: l.age_ns / 1_000_000_000,
+        })
+        .collect()
 }
