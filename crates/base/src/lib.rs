@@ -34,3 +34,4 @@ pub mod sync;
 #[allow(clippy::unwrap_used)]
 pub mod testing;
 pub mod trim;
+pub mod wire_queue;

@@ -254,11 +254,11 @@ impl Engine {
         watcher: &Watcher<'_>,
     ) -> (Option<Box<Uplink>>, std::io::Result<()>) {
         let old = std::mem::replace(&mut self.fabric.uplink, uplink);
-        if let Some(fd) = old.as_ref().and_then(|u| u.wire.event_fd()) {
+        if let Some(fd) = old.as_ref().and_then(|u| u.queue.wire.event_fd()) {
             watcher.unwatch(fd);
         }
         self.fabric.tables.macs.forget(UPLINK, |_, _| true);
-        let fd = self.fabric.uplink.as_ref().and_then(|u| u.wire.event_fd());
+        let fd = self.fabric.uplink.as_ref().and_then(|u| u.queue.wire.event_fd());
         (old, fd.map_or(Ok(()), |fd| watcher.watch(fd)))
     }
 }
@@ -356,7 +356,7 @@ impl WakeUp {
     }
 
     fn arm_uplink(&mut self, uplink: &mut Uplink) -> bool {
-        let is_busy = uplink.wire.receive().is_some();
+        let is_busy = uplink.queue.wire.receive().is_some();
         if uplink.unfilled && !is_busy {
             self.at_the_latest(self.now_ns + REFILL_AGAIN_NS);
         }

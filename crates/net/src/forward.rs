@@ -161,7 +161,7 @@ impl Fabric {
 
     fn count_uplink_drop(&self, reason: DropReason) {
         if let Some(uplink) = &self.uplink {
-            uplink.stats.drop_one(reason);
+            uplink.queue.stats.drop_one(reason);
         }
     }
 

@@ -33,9 +33,9 @@ pub(crate) fn poll(
 ) -> usize {
     let Some(mut uplink) = fabric.uplink.take() else { return 0 };
     let work = receive(fabric, heads, &mut uplink, now_ns, ledger);
-    uplink.unfilled = uplink.wire.refill().is_err();
+    uplink.unfilled = uplink.queue.wire.refill().is_err();
     if uplink.unfilled {
-        uplink.stats.drop_one(DropReason::WireError);
+        uplink.queue.stats.drop_one(DropReason::WireError);
     }
     fabric.uplink = Some(uplink);
     work
@@ -50,20 +50,20 @@ fn receive(
 ) -> usize {
     let (mut work, mut taken) = (0, 0);
     while work < UPLINK_BATCH && taken < UPLINK_BYTES {
-        let Some(bytes) = uplink.wire.receive() else { break };
+        let Some(bytes) = uplink.queue.wire.receive() else { break };
         taken += bytes.len() as u64;
         if let Outcome::Dropped(reason) =
-            inject(fabric, heads.lone(), bytes, &uplink.stats, now_ns, ledger)
+            inject(fabric, heads.lone(), bytes, &uplink.queue.stats, now_ns, ledger)
         {
-            uplink.stats.drop_one(reason);
+            uplink.queue.stats.drop_one(reason);
         }
         taken += std::mem::take(&mut fabric.extra_cost_bytes);
         fabric.flush_lent();
-        uplink.wire.release();
+        uplink.queue.wire.release();
         work += 1;
     }
     if work > 0 {
-        uplink.stats.batches.add(1);
+        uplink.queue.stats.batches.add(1);
     }
     work
 }
@@ -211,7 +211,7 @@ fn drain_backlog(fabric: &mut Fabric, head: &mut Head, id: PortId, now_ns: u64) 
             Outcome::Sent | Outcome::Consumed => backlog.since_ns = now_ns,
             Outcome::Dropped(reason) => {
                 if let Some(uplink) = &fabric.uplink {
-                    uplink.stats.drop_one(reason);
+                    uplink.queue.stats.drop_one(reason);
                 }
             }
         }

@@ -269,7 +269,7 @@ impl Lab {
     }
 
     pub fn uplink_stats(&self) -> Arc<QueueStats> {
-        Arc::clone(&self.engine.fabric.uplink.as_ref().unwrap().stats)
+        Arc::clone(&self.engine.fabric.uplink.as_ref().unwrap().queue.stats)
     }
 }
 

@@ -92,7 +92,7 @@ impl PortHook for PipeHook {
         let Some(bytes) = self.twins.receive() else { return Polled::Nothing };
         let loaded = head.load_slice(bytes, Allowed::ALL);
         if let Err(reason) = loaded {
-            self.twins.stats.drop_one(reason);
+            self.twins.stats().drop_one(reason);
         }
         let start = head.bytes().len();
         // Neighbour messages and whatever else a fresh interface has to say: not the guest's.
@@ -108,7 +108,7 @@ impl PortHook for PipeHook {
     }
 
     fn polled(&mut self, sent: Result<(), DropReason>, len_bytes: usize) {
-        let stats = &self.twins.stats;
+        let stats = self.twins.stats();
         match sent {
             Ok(()) => {
                 stats.requests.add(1);

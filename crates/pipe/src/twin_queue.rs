@@ -1,11 +1,11 @@
 //! Segments for the twins of a port, queued for the TAP that leads to them.
 
-use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use base::counter::{DropReason, QueueStats};
 use base::io::{IoSlice, Wire};
+use base::wire_queue::WireQueue;
 use frame::{Body, Frame, MAX_SLICES};
 
 /// Segments that wait for the TAP's next flush. With more the first are handed on earlier.
@@ -17,21 +17,12 @@ const SLOTS: usize = 64;
 /// with its batch.
 const SLOT_LEN: usize = 1536;
 
-/// Addresses of the pieces of a frame, only while it is queued.
-struct Slices(Vec<IoSlice>);
-
-// SAFETY: addresses in it are used by the call that put them there, and by no other.
-unsafe impl Send for Slices {}
-
 /// Queue of segments for the twins of a port, with their TAP.
 pub(crate) struct TwinQueue {
-    wire: Box<dyn Wire>,
-    pub stats: Arc<QueueStats>,
+    queue: WireQueue,
     /// Copies that the wire reads from until it is flushed.
     slots: Box<[[u8; SLOT_LEN]]>,
     used: usize,
-    /// Pieces of one frame.
-    slices: Slices,
     /// A queued frame lies in memory of others.
     is_lent: bool,
 }
@@ -39,8 +30,13 @@ pub(crate) struct TwinQueue {
 impl TwinQueue {
     pub fn new(wire: Box<dyn Wire>, stats: Arc<QueueStats>) -> Self {
         let slots = vec![[0; SLOT_LEN]; SLOTS].into_boxed_slice();
-        let slices = Slices(Vec::with_capacity(MAX_SLICES));
-        Self { wire, stats, slots, used: 0, slices, is_lent: false }
+        let queue = WireQueue::new(wire, stats, MAX_SLICES);
+        Self { queue, slots, used: 0, is_lent: false }
+    }
+
+    /// Counters of the TAP.
+    pub fn stats(&self) -> &Arc<QueueStats> {
+        &self.queue.stats
     }
 
     /// Whether frames wait.
@@ -72,62 +68,46 @@ impl TwinQueue {
             }
             _ => frame.body.is_empty(),
         };
-        let slices = &mut self.slices.0;
-        slices.clear();
-        slices.push(IoSlice { iov_base: slot.as_mut_ptr().cast(), iov_len: len });
+        let pieces = self.queue.pieces();
+        pieces.push(IoSlice { iov_base: slot.as_mut_ptr().cast(), iov_len: len });
         if !copied {
-            if !frame.body.slices(slices) {
-                return self.stats.drop_one(DropReason::Malformed);
+            if !frame.body.slices(pieces) {
+                return self.queue.stats.drop_one(DropReason::Malformed);
             }
             self.is_lent = true;
         }
         self.used += 1;
         // SAFETY: the slot is not used again before `flush`, and stays where it is: it is boxed.
         // The rest is the caller's promise.
-        let mut sent = unsafe { self.wire.send(slices) };
-        if matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
-            self.flush_wire();
-            // SAFETY: as above.
-            sent = unsafe { self.wire.send(&self.slices.0) };
-        }
-        if sent.is_err() {
-            self.stats.drop_one(DropReason::WireError);
+        if let Err(reason) = unsafe { self.queue.send() } {
+            self.queue.stats.drop_one(reason);
         }
     }
 
     /// Hands everything to the twins, in at most one system call.
     pub fn flush(&mut self) {
         self.is_lent = false;
-        if std::mem::take(&mut self.used) > 0 {
-            self.flush_wire();
-        }
-    }
-
-    fn flush_wire(&mut self) {
-        let refused = match self.wire.flush() {
-            Ok(refused) => u64::from(refused),
-            Err(_) => 1,
-        };
-        self.stats.drops[DropReason::WireError as usize].add(refused);
+        self.used = 0;
+        self.queue.flush();
     }
 
     /// Returns the oldest frame of a twin's; it stays until [`Self::release`].
     pub fn receive(&mut self) -> Option<&[u8]> {
-        self.wire.receive()
+        self.queue.wire.receive()
     }
 
     /// Gives that frame's buffer back.
     pub fn release(&mut self) {
-        self.wire.release();
+        self.queue.wire.release();
     }
 
     /// Lets the TAP have its receive buffers back. False: it could not take them.
     pub fn refill(&mut self) -> bool {
-        self.wire.refill().is_ok()
+        self.queue.wire.refill().is_ok()
     }
 
     /// The TAP's descriptor.
     pub fn event_fd(&self) -> Option<RawFd> {
-        self.wire.event_fd()
+        self.queue.wire.event_fd()
     }
 }

@@ -83,7 +83,7 @@ impl Flows<'_> {
     }
 
     pub fn stats(&mut self) -> Arc<QueueStats> {
-        self.lab.with_hook(self.guest, |hook: &mut PipeHook, _| Arc::clone(&hook.twins.stats))
+        self.lab.with_hook(self.guest, |hook: &mut PipeHook, _| Arc::clone(hook.twins.stats()))
     }
 
     pub fn snapshot(&mut self, key: &FlowKey, sent_bytes: u64) -> Result<Snapshot, FlowError> {
