@@ -4,9 +4,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use base::sync::lock;
 use block::BlockPort;
 use guest_abi::Reason;
 
@@ -95,10 +96,6 @@ pub(crate) struct Job {
     pub disks: Vec<Weak<BlockPort>>,
     is_answered: AtomicBool,
     pub stats: Arc<PipeStats>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Job {

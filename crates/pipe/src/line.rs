@@ -4,10 +4,11 @@
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use base::sync::lock;
 use guest_abi::Reason;
 use guest_abi::frame::Header;
 use guest_abi::pipe::{self, kind};
@@ -48,7 +49,7 @@ impl Line {
     pub fn send_parts(&self, kind: u16, id: u64, body: &[u8], more: &[u8]) {
         let header = Header::new(kind, id, body.len() + more.len());
         let message = [header.as_bytes(), body, more].concat();
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = lock(&self.stream);
         // An agent that takes no messages, or half of one, is of no use any more.
         if write_by(&mut stream, &message, Instant::now() + AGENT_TIMEOUT).is_err() {
             self.close();

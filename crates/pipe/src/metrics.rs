@@ -2,11 +2,11 @@
 //! packet.
 
 use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::histogram::{Histogram, Snapshot};
+use base::sync::lock;
 use guest_abi::Reason;
 
 /// Counters of a VM's pipes.
@@ -62,14 +62,14 @@ impl PipeStats {
     pub fn end(&self, reason: Reason, moved_bytes: u64, took: Duration) {
         self.ended.add(reason, 1);
         self.moved_bytes.fetch_add(moved_bytes, Ordering::Relaxed);
-        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = lock(&self.times);
         times.total.record(took.as_nanos() as u64);
     }
 
     /// Counts a connection that was taken over; `took` is from knowing its numbers to steering it.
     pub fn hand_over(&self, took: Duration) {
         self.started.fetch_add(1, Ordering::Relaxed);
-        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = lock(&self.times);
         times.handover.record(took.as_nanos() as u64);
     }
 
@@ -90,7 +90,7 @@ impl PipeStats {
 
     /// Times of handovers and of whole pipes, in nanoseconds.
     pub fn times(&self) -> (Snapshot, Snapshot) {
-        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = lock(&self.times);
         (times.handover.snapshot(), times.total.snapshot())
     }
 }

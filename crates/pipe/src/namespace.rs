@@ -5,8 +5,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, Once};
 
+use base::sync::lock;
 use flow::TWIN_MAC;
 use net::tap::{Tap, TapConfig};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
@@ -131,7 +132,7 @@ impl Namespace {
 
     /// Gives the TAP an address of the guest's. One that it has already is no error.
     pub fn add_address(&self, address: IpAddr) -> Result<(), PipeError> {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = lock(&self.inside);
         if inside.addresses.contains(&address) {
             return Ok(());
         }

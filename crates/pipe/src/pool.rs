@@ -6,10 +6,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use base::sync::lock;
 use flow::{FlowEvent, FlowWatch};
 use guest_abi::Reason;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -160,10 +161,6 @@ impl Pool {
         Ok((pool, handles))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the threads; they finish what they do.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -173,12 +170,12 @@ impl Pool {
     /// Takes nothing more in, cancels all pipes for that reason, and waits until they have ended,
     /// but not longer than `timeout`.
     pub fn drain(&self, reason: Reason, timeout: Duration) {
-        self.lock().is_closed = true;
+        lock(&self.queue).is_closed = true;
         for job in self.jobs() {
             job.cancel(reason);
             self.nudge(job.token);
         }
-        let queue = self.lock();
+        let queue = lock(&self.queue);
         // Those that are left lose their connections.
         let some = |queue: &mut Queue| !queue.entries.is_empty();
         let _ = self.pipe_ended.wait_timeout_while(queue, timeout, some);
@@ -188,7 +185,7 @@ impl Pool {
     /// guests' writes that wait for them must not wait for ever.
     pub fn clear(&self) {
         let left = {
-            let mut queue = self.lock();
+            let mut queue = lock(&self.queue);
             std::mem::replace(&mut *queue, Queue { is_closed: true, ..Queue::default() })
         };
         drop(left);
@@ -196,25 +193,25 @@ impl Pool {
 
     /// Number of pipes.
     pub fn len(&self) -> usize {
-        self.lock().entries.len()
+        lock(&self.queue).entries.len()
     }
 
     /// The agent's pipe of that id.
     pub fn find(&self, line: &Line, id: u64) -> Option<Arc<Job>> {
-        let queue = self.lock();
+        let queue = lock(&self.queue);
         let mut jobs = queue.entries.values().map(|entry| &entry.job);
         jobs.find(|job| job.is_of(line, Some(id))).cloned()
     }
 
     /// All pipes.
     pub fn jobs(&self) -> Vec<Arc<Job>> {
-        self.lock().entries.values().map(|entry| Arc::clone(&entry.job)).collect()
+        lock(&self.queue).entries.values().map(|entry| Arc::clone(&entry.job)).collect()
     }
 
     /// Adds a pipe; its first step comes soon. False: it is dropped, as the pool takes no more.
     pub fn add(&self, job: Job) -> bool {
         let token = job.token;
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         if queue.is_closed {
             // Its end may take locks of others.
             drop(queue);
@@ -230,7 +227,7 @@ impl Pool {
 
     /// Wakes a pipe: something happened to it.
     pub fn nudge(&self, token: u64) {
-        let is_new = self.lock().wake(token);
+        let is_new = lock(&self.queue).wake(token);
         self.ring_if(is_new);
     }
 
@@ -248,7 +245,7 @@ impl Pool {
     /// Has a thread of the pool do a task that waits for a disk. It is dropped if the pool takes no
     /// more.
     pub fn run(&self, task: Task) {
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         if queue.is_closed {
             // Its end may take locks of others.
             drop(queue);
@@ -273,7 +270,7 @@ impl Pool {
     /// these there may always be some.
     fn next(&self) -> Option<Due> {
         let until = {
-            let mut queue = self.lock();
+            let mut queue = lock(&self.queue);
             let due = queue.due();
             if due.is_some() {
                 return due;
@@ -284,11 +281,11 @@ impl Pool {
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let token = self.epoll.wait(timeout.as_ref())?;
         if token != WAKE {
-            return self.lock().begin(Side::job(token), Turn::Idle);
+            return lock(&self.queue).begin(Side::job(token), Turn::Idle);
         }
         // Another thread may have taken it: the queue tells.
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         if let Some(task) = queue.tasks.pop_front() {
             return Some(Due::Task(task));
         }
@@ -303,10 +300,10 @@ impl Pool {
             StepOutcome::Over(job.moved_bytes.load(Ordering::Relaxed), Reason::Lost)
         });
         let again = match outcome {
-            StepOutcome::Again => self.lock().end_step(job.token, None),
-            StepOutcome::Wait(at) => self.lock().end_step(job.token, Some(at)),
+            StepOutcome::Again => lock(&self.queue).end_step(job.token, None),
+            StepOutcome::Wait(at) => lock(&self.queue).end_step(job.token, Some(at)),
             StepOutcome::Over(moved_bytes, reason) => {
-                if self.lock().remove(job.token) {
+                if lock(&self.queue).remove(job.token) {
                     job.answer(moved_bytes, reason);
                     self.pipe_ended.notify_all();
                 }
@@ -329,7 +326,7 @@ fn catch_panic<R>(step: impl FnOnce() -> R) -> Option<R> {
 impl FlowWatch for Pool {
     fn flow_event(&self, token: u64, event: FlowEvent) {
         let is_new = {
-            let mut queue = self.lock();
+            let mut queue = lock(&self.queue);
             let Some(entry) = queue.entries.get(&Side::job(token)) else { return };
             match event {
                 FlowEvent::Reset => entry.job.note_reset(Side::of(token)),

@@ -2,10 +2,11 @@
 //! before it writes it or reads over it.
 
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use base::sync::lock;
 use block::PlaceholderRequest;
 use guest_abi::pipe::{PROBE_BLOCK_BYTES, ProbePlaces};
 
@@ -40,7 +41,7 @@ impl ExpectedSelfTest {
     pub fn expect(&self, test: Option<SelfTest>) {
         let until =
             if test.is_some() { self.now_ms() + SELF_TEST_TIMEOUT.as_millis() as u64 } else { 0 };
-        let mut expected = self.test.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut expected = lock(&self.test);
         *expected = test;
         self.until_ms.store(until, Ordering::Release);
     }
@@ -58,7 +59,7 @@ impl ExpectedSelfTest {
     /// Takes the expected self-test, if it has this tag and direction: it comes once.
     pub fn take(&self, tag: &Tag, direction: Direction) -> Option<SelfTest> {
         let is_it = |test: &SelfTest| test.direction == direction && test.probe.tag == *tag;
-        let mut expected = self.test.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut expected = lock(&self.test);
         let test = expected.take_if(|test| self.is_due() && is_it(test))?;
         self.until_ms.store(0, Ordering::Release);
         Some(test)

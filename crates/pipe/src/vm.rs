@@ -3,9 +3,10 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use base::sync::lock;
 use guest_abi::Reason;
 use net::NetPort;
 
@@ -59,10 +60,6 @@ impl VmPipes {
         }
     }
 
-    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A function that takes the agent's connections. It never waits: one connection too many is
     /// closed.
     pub fn sink(&self) -> Arc<dyn Fn(OwnedFd) + Send + Sync> {
@@ -112,7 +109,7 @@ impl VmPipes {
         self.pool.drain(Reason::HostGone, STOP_TIMEOUT);
         self.acceptor.stop();
         self.pool.stop();
-        join_all(std::mem::take(&mut *self.threads()));
+        join_all(std::mem::take(&mut *lock(&self.threads)));
         self.pool.clear();
         // The switch goes on shifting until the ports' sessions have ended.
         self.pipes.ports().clear();

@@ -88,7 +88,7 @@ fn a_pipe_that_is_busy_holds_one_thread() {
     world.pool.nudge(4);
     heard.recv().unwrap();
     assert!(has_begun.try_recv().is_err());
-    assert!(world.pool.lock().ready.is_empty());
+    assert!(lock(&world.pool.queue).ready.is_empty());
 }
 
 #[test]
