@@ -12,7 +12,6 @@ use guest_abi::pipe::SocketEnd;
 use crate::config::Devices;
 use crate::epoll_set::EpollSet;
 use crate::message::Socket;
-use crate::net_flows::NetFlows;
 use crate::twin::{Twin, TwinState};
 use crate::twin_port::TwinPort;
 
@@ -34,7 +33,7 @@ impl Connection {
         token: u64,
     ) -> Result<(Self, Snapshot), Reason> {
         let sent_bytes = socket.end.sent_bytes.get();
-        find(ports, |port| port.net.flow_snapshot(socket.key, sent_bytes, token))
+        find(ports, |port| port.flows().snapshot(socket.key, sent_bytes, token))
             .map(|(port, snapshot)| (Self { port, socket, token }, snapshot))
     }
 
@@ -45,16 +44,16 @@ impl Connection {
         token: u64,
     ) -> Result<Self, Reason> {
         let received_bytes = socket.end.received_bytes.get();
-        find(ports, |port| port.net.flow_receive_snapshot(socket.key, received_bytes, token))
+        find(ports, |port| port.flows().receive_snapshot(socket.key, received_bytes, token))
             .map(|(port, _)| Self { port, socket, token })
     }
 
     /// Whether all of the connection has passed its port, and will. To be asked once it is
     /// reserved: who opens another way for it looks afterwards for those that are reserved
-    /// ([`NetFlows::flows_bound`]).
+    /// ([`PortFlows::bound`](crate::PortFlows::bound)).
     pub fn passes_port(&self, devices: &dyn Devices) -> bool {
         let key = self.socket.key;
-        match self.port.net.flow_free_since_ns(key) {
+        match self.port.flows().free_since_ns(key) {
             Ok(Some(since_ns)) => !devices.has_way_past(key.remote, since_ns),
             // A shifted one is kept here, and one that is gone begins no pipe.
             Ok(None) | Err(_) => true,
@@ -111,7 +110,7 @@ impl Connection {
     /// Resets the connection for both sides: bytes of it are lost.
     pub fn reset(&self) {
         // Fails when it is reset already.
-        let _ = self.port.net.flow_reset(self.socket.key, self.token);
+        let _ = self.port.flows().reset(self.socket.key, self.token);
     }
 }
 
@@ -120,30 +119,30 @@ impl Connection {
     /// Asks how the connection stands, once the switch has seen all that the guest has sent.
     pub fn sink_snapshot(&self) -> Result<Snapshot, Reason> {
         let sent_bytes = self.socket.end.sent_bytes.get();
-        let answer = self.port.net.flow_snapshot(self.socket.key, sent_bytes, self.token);
+        let answer = self.port.flows().snapshot(self.socket.key, sent_bytes, self.token);
         answer.map_err(reason_of)
     }
 
     /// Steers the connection to its twin, for `len_bytes`.
     pub fn start_sink(&self, snapshot: FlowSnapshot, len_bytes: u32) -> Result<(), Reason> {
-        let started = self.port.net.flow_start(self.socket.key, self.token, snapshot, len_bytes);
+        let started = self.port.flows().start(self.socket.key, self.token, snapshot, len_bytes);
         started.map_err(reason_of)
     }
 
     /// Tells the switch that the twin gets no more than these bytes. Whether it has seen all of
     /// them acknowledged.
     pub fn retarget_sink(&self, given_bytes: u64) -> bool {
-        self.port.net.flow_retarget(self.socket.key, self.token, given_bytes as u32) == Ok(true)
+        self.port.flows().retarget(self.socket.key, self.token, given_bytes as u32) == Ok(true)
     }
 
     /// Asks what a twin must know that takes the place of the one that sends.
     pub fn sink_relief(&self) -> Result<Relief, Reason> {
-        self.port.net.flow_relief(self.socket.key, self.token).map_err(reason_of)
+        self.port.flows().relief(self.socket.key, self.token).map_err(reason_of)
     }
 
     /// Hands the connection back behind the bytes that the twin was given, which the peer has.
     pub fn finish_sink(&self, given_bytes: u64) -> Result<(), Reason> {
-        match self.port.net.flow_finish(self.socket.key, self.token, given_bytes as u32) {
+        match self.port.flows().finish(self.socket.key, self.token, given_bytes as u32) {
             // It was reset with that.
             Err(FlowError::Broken) => Err(Reason::FlowReset),
             _ => Ok(()),
@@ -157,7 +156,7 @@ impl Connection {
     pub fn source_snapshot(&self) -> Result<FlowSnapshot, Reason> {
         let received_bytes = self.socket.end.received_bytes.get();
         let answer =
-            self.port.net.flow_receive_snapshot(self.socket.key, received_bytes, self.token);
+            self.port.flows().receive_snapshot(self.socket.key, received_bytes, self.token);
         answer.map_err(reason_of)
     }
 
@@ -168,27 +167,27 @@ impl Connection {
         wanted_bytes: u32,
     ) -> Result<ReceiveStart, Reason> {
         let (key, received_bytes) = (self.socket.key, self.socket.end.received_bytes.get());
-        let net = &self.port.net;
-        let start = net.flow_receive_start(key, self.token, snapshot, received_bytes, wanted_bytes);
+        let flows = self.port.flows();
+        let start = flows.receive_start(key, self.token, snapshot, received_bytes, wanted_bytes);
         start.map_err(reason_of)
     }
 
     /// Tells the switch that the guest has read the bytes in front of the twin's.
     pub fn report_own_bytes_read(&self) {
         // Fails when it was reset: an event tells that.
-        let _ = self.port.net.flow_receive_own(self.socket.key, self.token);
+        let _ = self.port.flows().receive_own(self.socket.key, self.token);
     }
 
     /// Gives the twin no more than what the peer was told to have arrived; how many bytes that is.
     pub fn stop_source(&self, taken_bytes: u64) -> Result<u64, Reason> {
         let (key, taken_bytes) = (self.socket.key, taken_bytes as u32);
-        let len_bytes = self.port.net.flow_receive_stop(key, self.token, taken_bytes);
+        let len_bytes = self.port.flows().receive_stop(key, self.token, taken_bytes);
         Ok(u64::from(len_bytes.map_err(reason_of)?))
     }
 
     /// Hands the connection back behind the bytes that were taken out of the twin.
     pub fn finish_source(&self, taken_bytes: u64) -> Result<(), Reason> {
-        match self.port.net.flow_receive_finish(self.socket.key, self.token, taken_bytes as u32) {
+        match self.port.flows().receive_finish(self.socket.key, self.token, taken_bytes as u32) {
             // It was reset with that.
             Err(FlowError::Broken) => Err(Reason::FlowReset),
             _ => Ok(()),
@@ -198,7 +197,7 @@ impl Connection {
     /// Ends the reservation of a source that is not needed.
     pub fn release_source(&self) {
         // One that is reset has no reservation.
-        let _ = self.port.net.flow_receive_finish(self.socket.key, self.token, 0);
+        let _ = self.port.flows().receive_finish(self.socket.key, self.token, 0);
     }
 }
 

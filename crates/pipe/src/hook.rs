@@ -21,7 +21,7 @@ const _: () = assert!(MAX_RESETS <= MAX_OUTBOX);
 
 /// Pipes' hook on a port: its connections, and the way to their twins.
 pub struct PipeHook {
-    pub(crate) tracker: Tracker,
+    tracker: Tracker,
     twins: TwinQueue,
 }
 
@@ -42,6 +42,18 @@ impl PipeHook {
         journal: Option<Journal>,
     ) -> Self {
         Self { tracker: Tracker::new(watch, journal), twins: TwinQueue::new(wire, stats) }
+    }
+
+    /// Runs `f` with the connections, and has the switch send the segments that it leaves.
+    pub(crate) fn with_tracker<R>(
+        &mut self,
+        outbox: &mut Outbox,
+        f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> R,
+    ) -> R {
+        let mut notices = Vec::new();
+        let answer = f(&mut self.tracker, &mut notices);
+        notices.iter().for_each(|notice| push(outbox, notice));
+        answer
     }
 
     /// Kind of frames that wait for a flush.
@@ -142,7 +154,7 @@ impl PortHook for PipeHook {
 }
 
 /// Has the switch send a segment of the tracker's.
-pub(crate) fn push(outbox: &mut Outbox, notice: &BareSegment) {
+fn push(outbox: &mut Outbox, notice: &BareSegment) {
     let to = match notice.to {
         Recipient::Addressee => OutboxTo::Addressee,
         Recipient::Guest => OutboxTo::Guest,

@@ -41,7 +41,7 @@
 //!
 //! **Another way.** The switch cannot take over what it has not seen. A connection whose packets
 //! may have gone by a channel, now or since it began, is not piped; one that was shifted before
-//! there was a channel is kept off it ([`Devices::has_way_past`], [`NetFlows::flows_bound`]).
+//! there was a channel is kept off it ([`Devices::has_way_past`], [`PortFlows::bound`]).
 //!
 //! # Words
 //! Files and types have the same names as in the guest's agent (`guest/agent`), where there are
@@ -89,7 +89,6 @@ mod line;
 pub mod message;
 pub mod metrics;
 pub mod namespace;
-mod net_flows;
 mod netlink;
 mod page_cache;
 pub mod pipe_info;
@@ -100,6 +99,7 @@ mod placed_request;
 mod placed_source;
 mod placeholders;
 mod pool;
+mod port_flows;
 mod range_request;
 mod range_source;
 mod self_test;
@@ -119,6 +119,6 @@ pub use config::{Devices, PipesConfig, Secret};
 pub use error::PipeError;
 pub use hook::PipeHook;
 pub use metrics::PipeStats;
-pub use net_flows::NetFlows;
 pub use pipe_info::PipeInfo;
+pub use port_flows::PortFlows;
 pub use vm::VmPipes;

@@ -2,15 +2,16 @@
 //! connections.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base::counter::QueueStats;
+use base::sync::lock;
 use flow::{FlowWatch, Journal};
 use net::NetPort;
 
 use crate::error::PipeError;
 use crate::namespace::Namespace;
-use crate::net_flows::NetFlows;
+use crate::port_flows::PortFlows;
 use crate::twin::{Twin, TwinState};
 
 /// MTU of a twin's TAP: the largest there is. Segments are as long as the connection's MSS says.
@@ -23,6 +24,11 @@ pub(crate) struct TwinPort {
 }
 
 impl TwinPort {
+    /// Connections of the port.
+    pub fn flows(&self) -> PortFlows<'_> {
+        PortFlows::new(&self.net)
+    }
+
     /// Makes a twin that has sent `sent` already. The calling thread is in the namespace
     /// afterwards.
     pub fn make_twin(&self, state: &TwinState, sent: &[u8]) -> Result<Twin, PipeError> {
@@ -48,18 +54,14 @@ impl TwinPorts {
         Self { vm: vm.to_owned(), run_dir: run_dir.to_owned(), watch, ports }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<TwinPort>>> {
-        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ports at the moment.
     pub fn list(&self) -> Vec<Arc<TwinPort>> {
-        self.lock().clone()
+        lock(&self.ports).clone()
     }
 
     /// Brings the list up to date: `nets` are the VM's ports now.
     pub fn update(&self, nets: Vec<Arc<NetPort>>) {
-        let mut ports = self.lock();
+        let mut ports = lock(&self.ports);
         ports.retain(|port| nets.iter().any(|net| Arc::ptr_eq(net, &port.net)));
         for net in nets {
             if ports.iter().any(|port| Arc::ptr_eq(&net, &port.net)) {
@@ -75,20 +77,20 @@ impl TwinPorts {
     /// journal: its connections that were shifted stay so.
     pub fn restore(&self, net: &Arc<NetPort>) {
         if journal_path(&self.run_dir, net).exists() {
-            self.add(&mut self.lock(), Arc::clone(net));
+            self.add(&mut lock(&self.ports), Arc::clone(net));
         }
     }
 
     /// Removes a port that will not come back, and the journal of its connections.
     pub fn forget(&self, net: &NetPort) {
-        self.lock().retain(|port| port.net.name() != net.name());
+        lock(&self.ports).retain(|port| port.net.name() != net.name());
         forget_journal(&self.run_dir, net);
     }
 
     /// Ends connections that lost their twins with the last daemon.
     pub fn end_broken_connections(&self) {
-        for port in self.lock().iter() {
-            let broken = port.net.flow_end_broken();
+        for port in lock(&self.ports).iter() {
+            let broken = port.flows().end_broken();
             if broken > 0 {
                 let port = port.net.name();
                 tracing::info!(port, broken, "connections lost their twins with the last daemon");
@@ -98,7 +100,7 @@ impl TwinPorts {
 
     /// Removes all ports; their journals stay for the next daemon.
     pub fn clear(&self) {
-        self.lock().clear();
+        lock(&self.ports).clear();
     }
 
     fn add(&self, ports: &mut Vec<Arc<TwinPort>>, net: Arc<NetPort>) {
@@ -117,7 +119,8 @@ impl TwinPorts {
             source,
         })?;
         let watch = Arc::clone(&self.watch);
-        net.enable_pipes(watch, Box::new(tap), Arc::<QueueStats>::default(), Some(journal))
+        PortFlows::new(net)
+            .enable(watch, Box::new(tap), Arc::<QueueStats>::default(), Some(journal))
             .map_err(|source| PipeError::Port { port: net.name().to_owned(), source })?;
         Ok(TwinPort { net: Arc::clone(net), namespace })
     }

@@ -26,7 +26,7 @@ use config::Config;
 use control::plane::{ChannelState, ChannelStatus, PlaneError};
 use control::sample::Metrics;
 use flow::FlowKey;
-use pipe::NetFlows;
+use pipe::PortFlows;
 
 use self::addresses::NetAddresses;
 use self::candidate::{Candidate, FrontEnds, Session};
@@ -230,7 +230,7 @@ fn leave_all(members: &dyn Members, but: &BTreeSet<String>) -> BTreeSet<String> 
 /// Connections of a VM that have to pass its network ports.
 fn flows_bound(ports: &Ports, vm: &str) -> Vec<FlowKey> {
     let bound = ports.each_live(vm, |_, live| match &live.engine {
-        Engine::Net(net, _) => Some(net.flows_bound()),
+        Engine::Net(net, _) => Some(PortFlows::new(net).bound()),
         _ => None,
     });
     bound.concat()

@@ -17,7 +17,7 @@ use flow::{
 };
 use net::testing::{Lab, Model, Spec, frame, mac, model_wire, no_offload};
 
-use super::{PipeHook, push};
+use super::PipeHook;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -66,7 +66,7 @@ impl PipeLab for Lab {
     }
 }
 
-/// Requests of pipes from other threads ([`crate::NetFlows`]); their token is 1 unless it is said.
+/// Requests of pipes from other threads ([`crate::PortFlows`]); their token is 1 unless it is said.
 pub struct Flows<'a> {
     lab: &'a mut Lab,
     guest: usize,
@@ -74,12 +74,7 @@ pub struct Flows<'a> {
 
 impl Flows<'_> {
     fn ask<R>(&mut self, f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> R) -> R {
-        self.lab.with_hook(self.guest, |hook: &mut PipeHook, outbox| {
-            let mut notices = Vec::new();
-            let answer = f(&mut hook.tracker, &mut notices);
-            notices.iter().for_each(|notice| push(outbox, notice));
-            answer
-        })
+        self.lab.with_hook(self.guest, |hook: &mut PipeHook, outbox| hook.with_tracker(outbox, f))
     }
 
     pub fn stats(&mut self) -> Arc<QueueStats> {

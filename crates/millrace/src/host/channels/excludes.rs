@@ -20,7 +20,7 @@ use super::members::Members;
 use super::vm::Vm;
 use crate::host::shortcuts::Shortcuts;
 
-/// Connections of a VM that have to pass its network ports ([`pipe::NetFlows::flows_bound`]).
+/// Connections of a VM that have to pass its network ports ([`pipe::PortFlows::bound`]).
 pub type Bound = dyn Fn(&str) -> Vec<FlowKey> + Send + Sync;
 
 /// Excluded flows of each member; equal sets are in the same order.
