@@ -158,20 +158,19 @@ impl<'a> PortFlows<'a> {
     }
 
     /// Runs `f` with the port's connections; an error where it has no pipes.
-    fn ask<R: Send + 'static>(
-        self,
-        f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> Result<R, FlowError> + Send + 'static,
-    ) -> Result<R, FlowError> {
+    fn ask<R, F>(self, f: F) -> Result<R, FlowError>
+    where
+        R: Send + 'static,
+        F: FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> Result<R, FlowError> + Send + 'static,
+    {
         self.with_tracker(f).unwrap_or(Err(FlowError::Off))
     }
 
     /// Asks the tracker to end a twin; a connection that has lost bytes is reset.
-    fn end(
-        self,
-        key: FlowKey,
-        token: u64,
-        f: impl FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> Result<(), FlowError> + Send + 'static,
-    ) -> Result<(), FlowError> {
+    fn end<F>(self, key: FlowKey, token: u64, f: F) -> Result<(), FlowError>
+    where
+        F: FnOnce(&mut Tracker, &mut Vec<BareSegment>) -> Result<(), FlowError> + Send + 'static,
+    {
         let answer = self.ask(f);
         if answer == Err(FlowError::Broken) {
             // A connection that is gone by now needs no reset.
