@@ -93,7 +93,7 @@ test: prepare
 	    wait $$plugin || result=$$?; exit $$result
 	@# All at once: parts of the workspace, one after the other, would build most of it several times.
 	$(CARGO) test --locked --workspace
-	cd modules && CARGO_TARGET_DIR=../target/modules/native $(CARGO) test --locked
+	cd wasm && CARGO_TARGET_DIR=../target/modules/native $(CARGO) test --locked
 
 prepare:
 	@./scripts/prepare
@@ -117,15 +117,15 @@ lint: prepare
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	@# WebAssembly modules are a workspace of their own, too: another compiler makes them.
-	cd modules && $(CARGO) fmt --all --check && \
+	cd wasm && $(CARGO) fmt --all --check && \
 	    CARGO_TARGET_DIR=../target/modules/native $(CARGO) clippy --locked --all-targets -- -D warnings
-	@# Fuzz targets have been looked at as fuzz/short and the module sql build them. As those of libFuzzer they are a
+	@# Fuzz targets have been looked at as test/fuzz/short and the module sql build them. As those of libFuzzer they are a
 	@# workspace of their own, of which nothing is built here.
-	cd fuzz && $(CARGO) tree --locked --depth 0 >/dev/null
+	cd test/fuzz && $(CARGO) tree --locked --depth 0 >/dev/null
 	@# Other people's crates: licences, sources, versions.
 	@$(CARGO) deny --version >/dev/null 2>&1 || \
 	    $(CARGO) install --quiet --locked --debug cargo-deny --version $(DENY_VERSION)
-	@for workspace in . modules fuzz; do \
+	@for workspace in . wasm test/fuzz; do \
 	    $(CARGO) deny --locked --manifest-path $$workspace/Cargo.toml --config $(CURDIR)/deny.toml \
 	        check --hide-inclusion-graph -A unmatched-skip bans licenses sources || exit 1; done
 
@@ -142,7 +142,7 @@ unit: prepare
 	$(CARGO) test --locked --workspace --exclude millrace-lab --exclude millrace --exclude millrace-channel \
 	    --exclude millrace-modules
 	$(CARGO) test --locked -p millrace-channel --lib
-	cd modules && CARGO_TARGET_DIR=../target/modules/native $(CARGO) test --locked
+	cd wasm && CARGO_TARGET_DIR=../target/modules/native $(CARGO) test --locked
 
 ## make vm                only the tests on real VMs
 vm: prepare modules mariadb-plugin

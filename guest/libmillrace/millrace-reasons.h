@@ -1,4 +1,4 @@
-/* Made from crates/guest-abi/src/reason.rs; a test of guest/agent compares them. */
+/* Made from core/guest-abi/src/reason.rs; a test of guest/agent compares them. */
 REASON(COMPLETE, 0, 0, "everything was moved")
 REASON(CANCELLED, 1, 125, "cancelled")
 REASON(TIMED_OUT, 2, 110, "the time given was over")

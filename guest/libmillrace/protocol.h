@@ -1,4 +1,4 @@
-/* Messages between a program and the agent: crates/guest-abi/src/program.rs in C. */
+/* Messages between a program and the agent: core/guest-abi/src/program.rs in C. */
 #ifndef MILLRACE_PROTOCOL_H
 #define MILLRACE_PROTOCOL_H
 

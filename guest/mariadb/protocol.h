@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Messages between a program of the guest, the host and the module `table`:
- * crates/guest-abi/src/module.rs and table.rs in C++. Those files are the specification, and give
+ * core/guest-abi/src/module.rs and table.rs in C++. Those files are the specification, and give
  * the names. */
 #ifndef MILLRACE_PROTOCOL_H
 #define MILLRACE_PROTOCOL_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Memory that a client and its module in the host share, in place of the socket between them.
- * crates/guest-abi/src/module_ring.rs is the specification.
+ * core/guest-abi/src/module_ring.rs is the specification.
  *
  * Theory of operation. A region is a memory device of the guest, found by its first bytes, and
  * mapped once for all clients of this server. A ring is one slot of it, of one connection. The
@@ -83,7 +83,7 @@ private:
 };
 
 /* Time to poll a ring before sleeping, as KVM halts: longer where that would have caught the
- * reply, shorter where it was in vain. The host does the same (crates/modules/src/spin.rs). */
+ * reply, shorter where it was in vain. The host does the same (services/modules/src/spin.rs). */
 class Spin {
 public:
     int64_t time_ns() const { return time_ns_; }

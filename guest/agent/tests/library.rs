@@ -38,7 +38,7 @@ fn mounted() -> Mounted {
 #[test]
 fn reasons_of_the_header_are_those_of_the_daemon() {
     let mut want =
-        "/* Made from crates/guest-abi/src/reason.rs; a test of guest/agent compares them. */\n"
+        "/* Made from core/guest-abi/src/reason.rs; a test of guest/agent compares them. */\n"
             .to_owned();
     for &reason in Reason::ALL {
         let (key, number) = (reason.key().to_uppercase(), reason as u16);

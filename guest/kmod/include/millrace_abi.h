@@ -12,7 +12,7 @@
  *   mailbox says how the two map.
  *
  * All numbers are little-endian. A reader copies a structure once, checks the copy and uses the
- * copy. The Rust side of this file is crates/guest-abi/src/channel.rs; a test compares the two.
+ * copy. The Rust side of this file is core/guest-abi/src/channel.rs; a test compares the two.
  */
 #ifndef MILLRACE_ABI_H
 #define MILLRACE_ABI_H
