@@ -69,12 +69,13 @@ fn bad_configs_are_told_with_place_and_fix() {
         ),
         (
             &format!(
-                "{lan}[[vm]]\nname=\"v\"\n[[vm.net]]\nname=\"n\"\nswitch=\"lan\"\nmac=\"01:00:00:00:00:01\"\nmtu=67\nbind=\"ip\""
+                "{lan}[[vm]]\nname=\"v\"\n[[vm.net]]\nname=\"n\"\nswitch=\"lan\"\nmac=\"01:00:00:00:00:01\"\nmtu=67\nbind=\"ip\"\nbroadcasts_per_s=1000000001"
             ),
             &[
                 ("m.toml:8:5: vm[0].net[0].mac:", "group address"),
                 ("m.toml:9:5: vm[0].net[0].mtu:", "is 67; the limit is 68 to 65535"),
                 ("m.toml:10:6:", "write \"mac-and-ip\" or \"mac\" or \"off\""),
+                ("m.toml:11:18:", "is 1000000001; the limit is 0 to 1000000000"),
             ],
         ),
         (

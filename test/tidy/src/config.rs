@@ -33,8 +33,10 @@ pub struct Config {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Columns of a line.
+    /// Columns of a line of code or of a comment.
     pub columns: usize,
+    /// Columns of a line of prose in a page.
+    pub page_columns: usize,
     /// Lines of a function.
     pub function_lines: usize,
     /// Lines of a file.
@@ -109,7 +111,7 @@ pub(crate) mod testing {
     pub(crate) fn config() -> Config {
         Config::parse(
             "skip = []\n\
-             [limits]\ncolumns = 100\nfunction_lines = 70\nfile_lines = 800\ncircle_files = 2\n\
+             [limits]\ncolumns = 100\npage_columns = 120\nfunction_lines = 70\nfile_lines = 800\ncircle_files = 2\n\
              [words]\ndoc_openings = ['Of', 'Its']\nfile_names = ['lately']\n\
              link_roots = ['docs', 'crates']\n",
         )

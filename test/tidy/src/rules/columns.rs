@@ -1,4 +1,5 @@
-//! `columns`: how wide a line of code or of a comment may be, in Rust, C and C++.
+//! `columns`: how wide a line may be: of code or of a comment in Rust, C and C++, of prose in
+//! Markdown.
 //!
 //! Tabs count as the kernel's: to the next multiple of eight. Rust's exceptions are lines that
 //! cannot be broken: a string literal that is too wide by itself, a row of a table in a doc
@@ -30,6 +31,29 @@ pub fn find(facts: &Facts, config: &Config, out: &mut Vec<Finding>) {
             out.push(finding(&file.path, line, columns, limit));
         }
     }
+    let limit = config.limits.page_columns;
+    for file in facts.tree.files_in(Language::Markdown) {
+        for (line, columns) in wide_prose(&file.text, limit) {
+            out.push(finding(&file.path, line, columns, limit));
+        }
+    }
+}
+
+/// Wide lines of Markdown outside of code and tables that could be broken.
+fn wide_prose(text: &str, limit: usize) -> Vec<(usize, usize)> {
+    let (mut in_code, mut wide) = (false, Vec::new());
+    for (i, line) in text.lines().enumerate() {
+        let words = line.trim_start();
+        let is_fence = words.starts_with("```");
+        in_code ^= is_fence;
+        let is_prose = !in_code && !is_fence && !words.starts_with('|');
+        // A command in a line of its own.
+        let is_code = words.starts_with('`') && words.ends_with('`') && words.len() > 1;
+        if is_prose && !is_code && width(line) > limit {
+            wide.push((i + 1, width(line)));
+        }
+    }
+    wide
 }
 
 fn finding(path: &str, line: usize, columns: usize, limit: usize) -> Finding {
@@ -91,6 +115,13 @@ mod tests {
     fn rows_of_tables_in_doc_comments_are_allowed() {
         let row = format!("//! | {} |\n", "x ".repeat(60));
         assert!(found(NAME, &[("a.rs", &row)]).is_empty());
+    }
+
+    #[test]
+    fn prose_of_pages_is_found_and_code_and_tables_are_not() {
+        let long = "x ".repeat(61);
+        let page = format!("```\n{long}\n```\n| {long} |\n`{long}`\n{long}\n");
+        assert_eq!(found(NAME, &[("a.md", &page)]), ["a.md:6: 122 columns, limit 120"]);
     }
 
     #[test]
