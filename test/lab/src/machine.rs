@@ -197,8 +197,9 @@ impl Machine {
     }
 
     /// The error of a CPU that QEMU has left in an interrupt for ever, see
-    /// [`LabError::InterruptEndLost`].
+    /// [`LabError::InterruptEndLost`]. None of a guest that has crashed, whatever its CPUs do.
     pub(crate) fn lost_interrupt_end(&self) -> Option<LabError> {
+        self.check().ok()?;
         let looks = self.look_twice();
         let (cpu, vectors) = stuck(&looks)?;
         Some(LabError::InterruptEndLost {
