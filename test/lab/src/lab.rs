@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use base::sync::lock;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::headers::headers;
@@ -95,7 +96,7 @@ impl Lab {
     /// # Errors
     /// As [`Kernel::get`].
     pub fn kernel(&self, choice: KernelChoice) -> Result<Kernel, LabError> {
-        let mut kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels = lock(&self.inner.kernels);
         if let Some(kernel) = kernels.get(&choice) {
             return Ok(kernel.clone());
         }
@@ -127,7 +128,7 @@ impl Lab {
     /// As [`ImageBuilder::build`].
     pub fn image(&self, recipe: &ImageBuilder, choice: KernelChoice) -> Result<Image, LabError> {
         let kernel = self.kernel(choice)?;
-        let mut images = self.inner.images.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut images = lock(&self.inner.images);
         if let Some((.., image)) =
             images.iter().find(|(known, of, _)| known == recipe && *of == choice)
         {

@@ -3,10 +3,11 @@
 use std::io;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use base::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -68,11 +69,7 @@ pub(crate) fn spawn(command: Command) -> Result<Child, LabError> {
     });
     let (answer, child) = channel();
     let gone = || io::Error::other("the lab's spawning thread is gone");
-    spawner
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .send((command, answer))
-        .map_err(|_| LabError::io(&what)(gone()))?;
+    lock(spawner).send((command, answer)).map_err(|_| LabError::io(&what)(gone()))?;
     child.recv().map_err(|_| LabError::io(&what)(gone()))?.map_err(LabError::io(what))
 }
 
