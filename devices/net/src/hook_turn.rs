@@ -13,8 +13,24 @@ use crate::port::{MIN_CHARGE_BYTES, Port};
 /// Frames of a hook's own that are taken in a turn.
 const HOOK_BATCH: usize = 64;
 
-/// A port's turn with the frames that its hook sends.
+/// A port's turn with the frames that its hook sends, if it has one.
+#[inline]
 pub(crate) fn poll(
+    fabric: &mut Fabric,
+    heads: &mut HeadBatch,
+    port: &mut Port,
+    now_ns: u64,
+    ledger: &mut Ledger,
+) -> usize {
+    match port.hook {
+        None => 0,
+        Some(_) => take_turn(fabric, heads, port, now_ns, ledger),
+    }
+}
+
+/// The turn itself. Not inlined: most ports have no hook, and every port is polled.
+#[inline(never)]
+fn take_turn(
     fabric: &mut Fabric,
     heads: &mut HeadBatch,
     port: &mut Port,

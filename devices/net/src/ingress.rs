@@ -24,8 +24,23 @@ const UPLINK_BYTES: u64 = 128 << 10;
 /// Frames of one receiver's backlog in a round: the others wait for their turn meanwhile.
 const MAX_ROUND_FRAMES: usize = 64;
 
-/// Takes frames from the uplink, and sends them; how many.
+/// Takes frames from the uplink, if there is one, and sends them; how many.
+#[inline]
 pub(crate) fn poll(
+    fabric: &mut Fabric,
+    heads: &mut HeadBatch,
+    now_ns: u64,
+    ledger: &mut Ledger,
+) -> usize {
+    match fabric.uplink {
+        None => 0,
+        Some(_) => take_turn(fabric, heads, now_ns, ledger),
+    }
+}
+
+/// The uplink's turn. Not inlined: a switch without one is polled as often.
+#[inline(never)]
+fn take_turn(
     fabric: &mut Fabric,
     heads: &mut HeadBatch,
     now_ns: u64,
@@ -184,6 +199,7 @@ fn keep(fabric: &mut Fabric, to: PortId, lane: usize, frame: &Frame<'_>, now_ns:
 
 /// Puts what waits into the receivers' rings as far as there is room; how many frames that
 /// were.
+#[inline]
 pub(crate) fn drain_backlogs(fabric: &mut Fabric, heads: &mut HeadBatch, now_ns: u64) -> usize {
     let (mut work, mut at) = (0, 0);
     while let Some(&id) = fabric.backlogs.waiting().get(at) {
@@ -198,7 +214,9 @@ pub(crate) fn drain_backlogs(fabric: &mut Fabric, heads: &mut HeadBatch, now_ns:
     work
 }
 
-/// How many frames of a port went, and whether nothing waits any more.
+/// How many frames of a port went, and whether nothing waits any more. Not inlined: it is seldom
+/// that any wait.
+#[inline(never)]
 fn drain_backlog(fabric: &mut Fabric, head: &mut Head, id: PortId, now_ns: u64) -> (usize, bool) {
     let taken = fabric.ports[usize::from(id)].as_deref_mut().and_then(|p| p.backlog.take());
     let Some(mut backlog) = taken else { return (0, true) };

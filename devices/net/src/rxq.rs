@@ -369,6 +369,7 @@ impl RxQueue {
     }
 
     /// Publishes what is done and notifies once.
+    #[inline]
     pub fn publish(&mut self) {
         let stats = &self.vring.parts.stats;
         stats.bytes.add(self.put_bytes);
