@@ -84,7 +84,8 @@ pub fn missing_packages() -> Vec<&'static str> {
     packages
 }
 
-fn apt_get(arguments: &[&str]) -> Command {
+/// A command of apt that asks nothing and shows errors alone.
+pub(crate) fn apt_get(arguments: &[&str]) -> Command {
     let mut command = Command::new("apt-get");
     command
         .args(["-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "APT::Sandbox::User=root"])
@@ -164,17 +165,33 @@ pub fn unpack(package: &str, download: &Path, into: &Path) -> Result<String, Lab
         command.current_dir(download);
         command
     })?;
-    let entries = std::fs::read_dir(download)
-        .map_err(LabError::io(format!("list {}", download.display())))?;
-    let archive = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|end| end == "deb"))
+    let archive = archives(download)?
+        .pop()
         .ok_or_else(|| LabError::Refused(format!("apt-get download {package} left no file")))?;
-    run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into))?;
     let version = run(Command::new("dpkg-deb").arg("-f").arg(&archive).arg("Version"))?;
-    std::fs::remove_file(&archive)
-        .map_err(LabError::io(format!("remove {}", archive.display())))?;
+    unpack_archive(&archive, into)?;
     Ok(String::from_utf8_lossy(&version).trim().to_owned())
+}
+
+/// Unpacks and removes all packages' archives of a folder.
+///
+/// # Errors
+/// An archive is broken.
+pub(crate) fn unpack_all(download: &Path, into: &Path) -> Result<(), LabError> {
+    archives(download)?.iter().try_for_each(|archive| unpack_archive(archive, into))
+}
+
+/// Archives of packages in a folder.
+fn archives(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
+    let entries =
+        std::fs::read_dir(folder).map_err(LabError::io(format!("list {}", folder.display())))?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    Ok(paths.filter(|path| path.extension().is_some_and(|end| end == "deb")).collect())
+}
+
+fn unpack_archive(archive: &Path, into: &Path) -> Result<(), LabError> {
+    run(Command::new("dpkg-deb").arg("-x").arg(archive).arg(into))?;
+    std::fs::remove_file(archive).map_err(LabError::io(format!("remove {}", archive.display())))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::device::{Arguments, Disk, MAX_ROOT_PORTS, Net, Vsock, quoted};
 use crate::machine::Files;
-use crate::{Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError};
+use crate::{Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError, Qemu};
 
 /// Most guests' memory.
 pub const DEFAULT_MEMORY_MB: u32 = 128;
@@ -206,8 +206,9 @@ impl GuestBuilder {
         let kernel = lab.kernel(self.kernel)?;
         let image = lab.image(&self.image, self.kernel)?;
         let files = Files::new(lab, &self.name);
-        let arguments = self.arguments(&kernel, &image, &files);
-        Guest::launch(lab, self, files, &arguments)
+        let qemu = lab.qemu()?;
+        let arguments = self.arguments(&kernel, &image, &files, &qemu);
+        Guest::launch(lab, self, files, qemu, &arguments)
     }
 
     /// Memory that lets the image unpack: it is there twice for a moment.
@@ -257,10 +258,10 @@ impl GuestBuilder {
         format!("{},maxcpus={max}", self.vcpus)
     }
 
-    fn arguments(&self, kernel: &Kernel, image: &Image, files: &Files) -> Vec<String> {
-        let mut arguments = Arguments::default();
+    fn arguments(&self, kernel: &Kernel, image: &Image, files: &Files, qemu: &Qemu) -> Vec<String> {
+        let mut arguments = Arguments::for_qemu(qemu);
         let path = |path: &Path| path.to_string_lossy().into_owned();
-        arguments.0.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(String::from));
+        arguments.words.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(String::from));
         let memory = self.enough_memory_mb(image);
         arguments.add("display", "none");
         arguments.add("machine", "q35,memory-backend=mem");
@@ -296,8 +297,8 @@ impl GuestBuilder {
             arguments.vsock(vsock);
         }
         arguments.root_ports(self.root_ports);
-        arguments.0.extend(self.qemu_arguments.iter().cloned());
-        arguments.0
+        arguments.words.extend(self.qemu_arguments.iter().cloned());
+        arguments.words
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::{Qemu, qemu72};
+
 /// A network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Net {
@@ -218,16 +220,6 @@ fn on(yes: bool) -> &'static str {
     if yes { "on" } else { "off" }
 }
 
-fn chardev(id: &str, socket: &Path, server: bool, reconnect_s: u32) -> String {
-    let mut text = format!("socket,id={id},path={}", quoted(socket));
-    if server {
-        text.push_str(",server=on,wait=off");
-    } else if reconnect_s > 0 {
-        text.push_str(&format!(",reconnect={reconnect_s}"));
-    }
-    text
-}
-
 /// A locally administered MAC address from a guest's name and a slot: the same every time.
 #[must_use]
 pub fn mac_of(guest: &str, slot: usize) -> String {
@@ -235,13 +227,34 @@ pub fn mac_of(guest: &str, slot: usize) -> String {
     format!("52:54:{:02x}:{:02x}:{:02x}:{slot:02x}", hash[0], hash[1], hash[2])
 }
 
-/// Arguments in the making.
-#[derive(Default)]
-pub(crate) struct Arguments(pub(crate) Vec<String>);
+/// First version that counts the time to a new connection in milliseconds; the older word is to go.
+const RECONNECT_MS: (u32, u32) = (9, 2);
 
-impl Arguments {
+/// Arguments of a QEMU, in the making.
+pub(crate) struct Arguments<'a> {
+    pub(crate) words: Vec<String>,
+    qemu: &'a Qemu,
+}
+
+impl<'a> Arguments<'a> {
+    pub(crate) fn for_qemu(qemu: &'a Qemu) -> Self {
+        Self { words: Vec::new(), qemu }
+    }
+
     pub(crate) fn add(&mut self, option: &str, value: impl fmt::Display) {
-        self.0.extend([format!("-{option}"), value.to_string()]);
+        self.words.extend([format!("-{option}"), value.to_string()]);
+    }
+
+    fn chardev(&mut self, id: &str, socket: &Path, server: bool, reconnect_s: u32) {
+        let mut text = format!("socket,id={id},path={}", quoted(socket));
+        if server {
+            text.push_str(",server=on,wait=off");
+        } else if reconnect_s > 0 && self.qemu.version() < RECONNECT_MS {
+            text.push_str(&format!(",reconnect={reconnect_s}"));
+        } else if reconnect_s > 0 {
+            text.push_str(&format!(",reconnect-ms={}", reconnect_s * 1000));
+        }
+        self.add("chardev", text);
     }
 
     pub(crate) fn net(&mut self, guest: &str, slot: usize, net: &Net) {
@@ -255,13 +268,13 @@ impl Arguments {
             }
             Net::VhostUser(net) => {
                 let (id, queues) = (format!("nc{slot}"), net.queues);
-                self.add("chardev", chardev(&id, &net.socket, net.server, net.reconnect_s));
+                self.chardev(&id, &net.socket, net.server, net.reconnect_s);
                 let netdev = format!("vhost-user,id=nd{slot},chardev={id},queues={queues}");
                 self.add("netdev", netdev);
                 let mac = net.mac.clone().unwrap_or_else(|| mac_of(guest, slot));
-                // MSI-X vectors crash QEMU 7.2's vhost-user-net under TCG (vhost_net_start).
                 device.push_str(&format!(
-                    ",mac={mac},vectors=0,mq={},packed={},mrg_rxbuf={}",
+                    ",mac={mac}{},mq={},packed={},mrg_rxbuf={}",
+                    qemu72::net_properties(self.qemu),
                     on(queues > 1),
                     on(net.packed),
                     on(net.mergeable)
@@ -279,7 +292,7 @@ impl Arguments {
             Disk::QemuFile(file) => self.qemu_file(slot, file),
             Disk::VhostUser(disk) => {
                 let id = format!("dc{slot}");
-                self.add("chardev", chardev(&id, &disk.socket, disk.server, disk.reconnect_s));
+                self.chardev(&id, &disk.socket, disk.server, disk.reconnect_s);
                 let mut device = format!(
                     "vhost-user-blk-pci,id=disk{slot},chardev={id},packed={}",
                     on(disk.packed)
@@ -348,12 +361,12 @@ impl Arguments {
     }
 
     pub(crate) fn monitor(&mut self, socket: &Path) {
-        self.add("chardev", chardev("qmp-more", socket, true, 0));
+        self.chardev("qmp-more", socket, true, 0);
         self.add("mon", "chardev=qmp-more,mode=control");
     }
 
     pub(crate) fn vsock(&mut self, vsock: &Vsock) {
-        self.add("chardev", chardev("vsock-c", &vsock.socket, false, 0));
+        self.chardev("vsock-c", &vsock.socket, false, 0);
         self.add("device", "vhost-user-vsock-pci,id=vsock,chardev=vsock-c");
     }
 }
@@ -363,17 +376,21 @@ mod tests {
     use super::*;
 
     fn text(build: impl FnOnce(&mut Arguments)) -> String {
-        let mut arguments = Arguments::default();
+        let qemu = Qemu::of_version(10, 0);
+        let mut arguments = Arguments::for_qemu(&qemu);
         build(&mut arguments);
-        arguments.0.join(" ")
+        arguments.words.join(" ")
     }
 
     #[test]
-    fn vhost_user_net_has_no_vectors_and_listens_when_told() {
+    fn vhost_user_net_listens_when_told() {
         let mut net = Net::vhost_user("/run/a.sock");
         let got = text(|arguments| arguments.net("a", 0, &net.clone().into()));
-        assert!(got.contains("path=/run/a.sock,reconnect=1 "), "{got}");
-        assert!(got.contains("vectors=0,mq=off,packed=off,mrg_rxbuf=on"), "{got}");
+        assert!(got.contains("path=/run/a.sock,reconnect-ms=1000 "), "{got}");
+        assert!(
+            got.contains(",mq=off,packed=off,mrg_rxbuf=on") && !got.contains("vectors"),
+            "{got}"
+        );
         net.server = true;
         net.queues = 2;
         net.mac = Some("52:00:00:00:00:09".into());

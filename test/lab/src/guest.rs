@@ -13,7 +13,7 @@ use crate::command::{Output, Running};
 use crate::console::{TAIL_LINES, fatal_line};
 use crate::machine::{DEFAULT_TIMEOUT, Files, Machine};
 use crate::process::{cpu_time, wait_for_exit};
-use crate::{Lab, LabError};
+use crate::{Lab, LabError, Qemu};
 
 /// Time between two looks at a guest that boots, whether its CPUs can still go on.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
@@ -39,11 +39,12 @@ impl Guest {
         lab: &Lab,
         builder: GuestBuilder,
         files: Files,
+        qemu: Qemu,
         arguments: &[String],
     ) -> Result<Self, LabError> {
         let (name, cpus) = (builder.name, &builder.host_cpus);
         Ok(Self {
-            machine: Machine::start(lab, name, files, cpus, arguments)?,
+            machine: Machine::start(lab, name, files, qemu, cpus, arguments)?,
             addresses: builder.addresses,
             release: OnceLock::new(),
             _lab: lab.clone(),
@@ -193,6 +194,12 @@ impl Guest {
     #[must_use]
     pub fn qmp_events(&self) -> Vec<serde_json::Value> {
         lock(&self.machine.qmp).take_events()
+    }
+
+    /// QEMU that runs it.
+    #[must_use]
+    pub fn qemu(&self) -> &Qemu {
+        &self.machine.qemu
     }
 
     /// QEMU's process id.

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use base::sync::lock;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::headers::headers;
-use crate::{Cache, Image, ImageBuilder, Kernel, KernelChoice, LabError, NetLab, kmod};
+use crate::{
+    Cache, Image, ImageBuilder, Kernel, KernelChoice, LabError, NetLab, Qemu, QemuChoice, kmod,
+};
 
 /// Start of a run folder's name.
 const RUN_PREFIX: &str = "millrace-lab-";
@@ -29,6 +31,7 @@ struct Inner {
     cache: Cache,
     run: PathBuf,
     net: NetLab,
+    qemu: OnceLock<Qemu>,
     kernels: Mutex<HashMap<KernelChoice, Kernel>>,
     images: Mutex<Vec<(ImageBuilder, KernelChoice, Image)>>,
     _lock: File,
@@ -51,8 +54,9 @@ impl Lab {
         remove_stale_runs();
         let (run, lock) = make_run_folder()?;
         let net = NetLab::new()?;
-        let (kernels, images) = Default::default();
-        Ok(Self { inner: Arc::new(Inner { cache, run, net, kernels, images, _lock: lock }) })
+        let (qemu, kernels, images) = Default::default();
+        let inner = Inner { cache, run, net, qemu, kernels, images, _lock: lock };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The cache.
@@ -89,6 +93,18 @@ impl Lab {
         let file = File::create(&path).map_err(LabError::io(&what))?;
         file.set_len(len_bytes).map_err(LabError::io(what))?;
         Ok(path)
+    }
+
+    /// The QEMU that `MILLRACE_QEMU` chooses, fetched on first use.
+    ///
+    /// # Errors
+    /// As [`QemuChoice::from_env`] and [`Qemu::get`].
+    pub fn qemu(&self) -> Result<Qemu, LabError> {
+        if let Some(qemu) = self.inner.qemu.get() {
+            return Ok(qemu.clone());
+        }
+        let qemu = Qemu::get(&self.inner.cache, &QemuChoice::from_env()?)?;
+        Ok(self.inner.qemu.get_or_init(|| qemu).clone())
     }
 
     /// A kernel, unpacked on first use.

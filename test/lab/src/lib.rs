@@ -39,8 +39,8 @@
 //! lab has bound before, so nothing polls for files; waits are on sockets and process descriptors.
 //! When a guest dies, whatever is being asked of it fails with the kernel's panic line, the last
 //! 40 console lines and QEMU's own words; one that is silent, or left by a test that fails, tells
-//! where its CPUs are and what their interrupt controllers hold. QEMU is Debian's, or the one whose
-//! full path `MILLRACE_QEMU` gives.
+//! where its CPUs are and what their interrupt controllers hold. QEMU is that of Debian's
+//! backports; `MILLRACE_QEMU` names another ([`QemuChoice`]).
 //!
 //! A [`Daemon`] is a `millrace` process under test with a generated configuration.
 //!
@@ -70,8 +70,10 @@ pub mod mariadb;
 pub mod modules;
 pub mod process;
 pub mod python;
+pub mod qemu72;
 pub mod rootfs;
 
+mod backports;
 mod boot;
 mod cache;
 mod command;
@@ -86,6 +88,7 @@ mod lab;
 mod machine;
 mod netlab;
 mod program;
+mod qemu;
 mod qmp;
 mod tsc;
 
@@ -103,3 +106,4 @@ pub use lab::Lab;
 pub use machine::DEFAULT_TIMEOUT;
 pub use netlab::NetLab;
 pub use program::AGENT_SERVICE;
+pub use qemu::{Qemu, QemuChoice};

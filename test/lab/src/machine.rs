@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 
 use crate::agent::{Agent, Failure};
 use crate::console::{TAIL_LINES, fatal_line, tail};
-use crate::cpus::{Cpu, stuck};
+use crate::cpus::Cpu;
 use crate::process::{DIE_WITH_PARENT, spawn, wait_for_exit};
 use crate::qmp::Qmp;
-use crate::{Lab, LabError, apt};
+use crate::{Lab, LabError, Qemu, qemu72};
 
 /// Time for a command, a file or a monitor command unless the caller says another.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,6 +61,7 @@ pub(crate) struct Machine {
     pub(crate) pid: u32,
     pub(crate) agent: Agent,
     pub(crate) qmp: Mutex<Qmp>,
+    pub(crate) qemu: Qemu,
 }
 
 impl Machine {
@@ -70,6 +71,7 @@ impl Machine {
         lab: &Lab,
         name: String,
         files: Files,
+        qemu: Qemu,
         host_cpus: &[usize],
         arguments: &[String],
     ) -> Result<Self, LabError> {
@@ -80,7 +82,6 @@ impl Machine {
         let (agent, qmp) = (bind(&files.agent)?, bind(&files.qmp)?);
         let stderr = File::create(&files.stderr)
             .map_err(LabError::io(format!("create {}", files.stderr.display())))?;
-        let qemu = qemu()?;
         let mut command = Command::new(DIE_WITH_PARENT[0]);
         command.args(&DIE_WITH_PARENT[1..]).arg("nsenter");
         command.arg(format!("--net={}", lab.net().path().display()));
@@ -88,7 +89,7 @@ impl Machine {
             let list: Vec<String> = host_cpus.iter().map(usize::to_string).collect();
             command.args(["taskset", "-c", &list.join(",")]);
         }
-        command.arg(qemu).args(arguments);
+        command.arg(qemu.program()).args(arguments);
         // A Ctrl-C at the terminal is for the lab alone, which then takes its guests down.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let child = spawn(command)?;
@@ -105,7 +106,8 @@ impl Machine {
         let io = |source| LabError::Agent { name: name.clone(), source };
         let agent = Agent::new(agent).map_err(io)?;
         let qmp = Qmp::new(qmp).map_err(LabError::io(format!("guest {name}: monitor")))?;
-        Ok(Self { name, files, child: Mutex::new(child), pid, agent, qmp: Mutex::new(qmp) })
+        let (child, qmp) = (Mutex::new(child), Mutex::new(qmp));
+        Ok(Self { name, files, child, pid, agent, qmp, qemu })
     }
 
     /// The console's last lines.
@@ -196,12 +198,15 @@ impl Machine {
         pointers.chain(held.map(|line| format!("\n{line}"))).collect()
     }
 
-    /// The error of a CPU that QEMU has left in an interrupt for ever, see
+    /// The error of a CPU that QEMU 7.2 has left in an interrupt for ever, see
     /// [`LabError::InterruptEndLost`]. None of a guest that has crashed, whatever its CPUs do.
     pub(crate) fn lost_interrupt_end(&self) -> Option<LabError> {
+        if !qemu72::has_faults(&self.qemu) {
+            return None;
+        }
         self.check().ok()?;
         let looks = self.look_twice();
-        let (cpu, vectors) = stuck(&looks)?;
+        let (cpu, vectors) = qemu72::stuck(&looks)?;
         Some(LabError::InterruptEndLost {
             name: self.name.clone(),
             cpu,
@@ -220,11 +225,6 @@ impl Machine {
         let mut child = lock(&self.child);
         died(&self.name, &self.files, &mut child)
     }
-}
-
-/// Debian's QEMU, or the one whose full path `MILLRACE_QEMU` gives.
-fn qemu() -> Result<PathBuf, LabError> {
-    apt::need(&std::env::var("MILLRACE_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".into()))
 }
 
 /// QEMU between its start and its first connections.

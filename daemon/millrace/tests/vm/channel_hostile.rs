@@ -193,12 +193,10 @@ fn be_hostile(world: &World, guest: &Guest, until: Instant) -> (u64, u64) {
 #[allow(non_snake_case)]
 fn abuse_I_a_hostile_member_spoils_only_its_own_traffic() {
     let _alone = alone();
-    // QEMU 7.2, emulating two CPUs, has hung and ended by itself here: not where each change is
-    // tested.
     let soak = std::env::var_os("MILLRACE_SOAK").is_some();
     let machines = [
         Machine::new("a", KernelChoice::V6_1, 1),
-        Machine::new("b", KernelChoice::V6_1, if soak { 2 } else { 1 }),
+        Machine::with_cpus("b", KernelChoice::V6_1, 2),
         Machine::new("c", KernelChoice::V6_12, 1),
     ];
     // Every use of freed memory and every write behind an object's end is told.

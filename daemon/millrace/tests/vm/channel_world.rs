@@ -1,8 +1,11 @@
 //! Guests of one daemon and one trust domain, with the channel's kernel modules at hand.
 
+use std::sync::OnceLock;
+
 use lab::device::mac_of;
 use lab::{
-    Daemon, DaemonBuilder, Guest, GuestBuilder, Image, ImageBuilder, KernelChoice, Lab, Net, Vm,
+    Cache, Daemon, DaemonBuilder, Guest, GuestBuilder, Image, ImageBuilder, KernelChoice, Lab, Net,
+    Qemu, QemuChoice, Vm, qemu72,
 };
 
 use crate::common::{boot, daemon, until, until_ok};
@@ -15,19 +18,28 @@ pub struct Machine {
     pub vcpus: u32,
 }
 
-/// Pairs of queues of a guest's network card: one for each CPU with `MILLRACE_QUEUES=1`, else one.
-/// With more than one, guests of QEMU 7.2 hang in every second or third run, as `lab::Guest`
-/// explains, so that takes a newer QEMU, by `MILLRACE_QEMU`.
+/// QEMU that runs the guests.
+fn qemu() -> &'static Qemu {
+    static QEMU: OnceLock<Qemu> = OnceLock::new();
+    QEMU.get_or_init(|| {
+        let choice = QemuChoice::from_env().unwrap();
+        Qemu::get(&Cache::open().unwrap(), &choice).unwrap()
+    })
+}
+
+/// Pairs of queues of a guest's network card: one for each CPU, as users have it.
 fn queue_pairs(machine: &Machine) -> u16 {
-    match std::env::var_os("MILLRACE_QUEUES") {
-        Some(_) => machine.vcpus as u16,
-        None => 1,
-    }
+    qemu72::queue_pairs(qemu(), machine.vcpus)
 }
 
 impl Machine {
     pub const fn new(name: &'static str, kernel: KernelChoice, vcpus: u32) -> Self {
         Self { name, kernel, vcpus }
+    }
+
+    /// A machine of several CPUs whose test has hung or ended QEMU 7.2, which emulates one.
+    pub fn with_cpus(name: &'static str, kernel: KernelChoice, vcpus: u32) -> Self {
+        Self { name, kernel, vcpus: qemu72::vcpus(qemu(), vcpus) }
     }
 }
 
@@ -38,27 +50,9 @@ pub struct World {
     pub lab: Lab,
 }
 
-/// The image that most tests need. The packet filter is for [`hold_hooks`].
+/// The image that most tests need. The packet filter is for [`qemu72::hold_hooks`].
 pub fn recipe() -> ImageBuilder {
     Image::builder().kmod().packet_filter()
-}
-
-/// Switches the kernel's calls of packet filters on for good, by rules in a network namespace that
-/// nobody uses. What packets meet stays as it was.
-///
-/// Linux patches these calls in and out of its code (`nf_hooks_needed`) with the first and the last
-/// filter of all namespaces. Until 8.1, QEMU that emulates several CPUs may keep its translation of
-/// an int3 which is there for the time of the patch (its `deba78709ae8` mends it), and the guest's
-/// kernel dies of it: about once in 20 loads of our modules under load, and as often of `nft`
-/// without them.
-fn hold_hooks(guest: &Guest) {
-    let chain = |hook: &str| format!("chain {hook} {{ type filter hook {hook} priority 0; }};");
-    let chains: String = ["output", "postrouting"].map(chain).concat();
-    guest
-        .sh(&format!(
-            "touch /tmp/held && unshare --net=/tmp/held nft 'table inet held {{ {chains} }}'"
-        ))
-        .unwrap();
 }
 
 /// `10.0.0.1` is the first guest's address, `fd00::1` too.
@@ -190,7 +184,9 @@ impl World {
         });
         let guests = Vec::from(boot(&lab, guests));
         let several = machines.iter().zip(&guests).filter(|(machine, _)| machine.vcpus > 1);
-        several.for_each(|(_, guest)| hold_hooks(guest));
+        if let Some(script) = qemu72::hold_hooks(qemu()) {
+            several.for_each(|(_, guest)| drop(guest.sh(&script).unwrap()));
+        }
         Self { guests, daemon, lab }
     }
 

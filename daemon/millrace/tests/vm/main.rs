@@ -1,4 +1,4 @@
-//! The main job on real VMs: guests boot with Debian's kernels under QEMU 7.2 and use the network,
+//! The main job on real VMs: guests boot with Debian's kernels under QEMU and use the network,
 //! disk and vsock devices of a real daemon. `MILLRACE_SOAK=1` runs the full amounts of data.
 
 #![allow(clippy::unwrap_used)]
