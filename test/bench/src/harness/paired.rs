@@ -58,6 +58,7 @@ pub(crate) fn row(
         ratio: digits(ratios.median),
         ratio_min: digits(ratios.min),
         ratio_max: digits(ratios.max),
+        ratio_interval: None,
         rounds: pairs.len() as u32,
         host_cpu_us_per_op: cpus.map(|(ours, peer)| CpuPerOp { ours, peer }),
         target: about.goal.target,

@@ -64,6 +64,10 @@ pub struct Row {
     pub ratio_min: f64,
     /// Largest ratio of a round.
     pub ratio_max: f64,
+    /// Bounds within which the median lies with 95 %, by the rounds' ratios; left out where that
+    /// was not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ratio_interval: Option<(f64, f64)>,
     /// Rounds counted (the first, thrown away, is not among them).
     pub rounds: u32,
     /// Host CPU per operation; left out when it was not measured.
@@ -103,16 +107,53 @@ pub struct CpuPerOp {
     pub peer: f64,
 }
 
+/// Stand of a case against its peer, by the interval of its ratio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stand {
+    /// The whole interval is above 1.
+    Ahead,
+    /// The interval holds 1: these rounds show no difference.
+    Level,
+    /// The whole interval is below 1.
+    Behind,
+}
+
+impl Stand {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Stand::Ahead => "ahead",
+            Stand::Level => "level",
+            Stand::Behind => "behind",
+        }
+    }
+}
+
 impl Row {
-    /// Whether the floor was missed. A row without a floor cannot miss it.
+    /// Whether the floor was missed: where there is an interval, by the whole of it. A row without
+    /// a floor cannot miss it.
     pub fn missed(&self) -> bool {
-        self.target.is_some_and(|t| self.ratio < t)
+        let most = self.ratio_interval.map_or(self.ratio, |(_, high)| high);
+        self.target.is_some_and(|t| most < t)
+    }
+
+    /// Stand against the peer; none without an interval.
+    pub fn stand(&self) -> Option<Stand> {
+        self.ratio_interval.map(|(low, high)| match (low > 1.0, high < 1.0) {
+            (true, _) => Stand::Ahead,
+            (_, true) => Stand::Behind,
+            _ => Stand::Level,
+        })
     }
 
     /// Whether it is shown as bad: below its floor, or behind a peer that it is to be ahead of, or
     /// near, as its aim says. A row with a floor and no aim has nobody to be ahead of, such as one
-    /// whose ratio is at most 1: there the floor alone decides.
+    /// whose ratio is at most 1: there the floor alone decides. Where there is an interval, that
+    /// says who is behind.
     pub fn is_behind(&self) -> bool {
+        if let Some(stand) = self.stand() {
+            return self.missed() || stand == Stand::Behind;
+        }
         let ahead_of_peer = self.aim.is_some() || self.target.is_none();
         self.missed() || ahead_of_peer && self.ratio < self.aim.unwrap_or(1.0).min(1.0)
     }

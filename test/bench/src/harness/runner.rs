@@ -16,7 +16,7 @@ use crate::harness::host::Thread;
 use crate::harness::progress::Progress;
 use crate::harness::results::{CpuPerOp, Measured, Row};
 use crate::harness::spinner::Spinners;
-use crate::harness::stats::{Better, ratio, significant, spread};
+use crate::harness::stats::{Better, interval, ratio, significant, spread};
 use crate::harness::table::quantity;
 
 /// Time a guest program may take beyond its load: starting under emulation, and the report.
@@ -382,7 +382,10 @@ pub fn row(spec: &Spec, rounds: &[Round]) -> Result<Row, BenchError> {
     let middle = |of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
         spread(&counted.iter().map(|r| of(r)).collect::<Vec<f64>>()).ok_or_else(none)
     };
-    let ratios = middle(&|r| ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN))?;
+    let own = |r: &Round| ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN);
+    let ratios = middle(&own)?;
+    let (low, high) =
+        interval(&counted.iter().map(|r| own(r)).collect::<Vec<f64>>()).ok_or_else(none)?;
     let side = |name: &str, of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
         let value = significant(middle(of)?.median, DIGITS);
         Ok(Measured { name: name.into(), value, unit: spec.unit.into() })
@@ -399,6 +402,7 @@ pub fn row(spec: &Spec, rounds: &[Round]) -> Result<Row, BenchError> {
         ratio: significant(ratios.median, DIGITS),
         ratio_min: significant(ratios.min, DIGITS),
         ratio_max: significant(ratios.max, DIGITS),
+        ratio_interval: Some((significant(low, DIGITS), significant(high, DIGITS))),
         rounds: counted.len() as u32,
         host_cpu_us_per_op: Some(cpu),
         target: spec.target,

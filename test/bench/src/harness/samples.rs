@@ -13,6 +13,7 @@ fn row(case: &str, values: (f64, f64), ratio: (f64, f64, f64), cpu: (f64, f64)) 
         ratio: ratio.0,
         ratio_min: ratio.1,
         ratio_max: ratio.2,
+        ratio_interval: None,
         rounds: 5,
         host_cpu_us_per_op: Some(CpuPerOp { ours: cpu.0, peer: cpu.1 }),
         target: Some(1.0),

@@ -4,7 +4,14 @@
 //! fast ones. Each round runs both sides within seconds of each other; its quotient is meaningful
 //! by itself, and the median of those is what we publish.
 
+use base::random::{Random, Seeded};
 use serde::{Deserialize, Serialize};
+
+/// Samples of the rounds that [`interval`] draws: enough that its bounds change by less than what
+/// is printed when the seed does.
+const DRAWS: usize = 10_000;
+/// Seed of those draws: the same rounds, the same interval.
+const SEED: u64 = 1;
 
 /// Direction in which values are good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +44,22 @@ pub fn spread(values: &[f64]) -> Option<Spread> {
     let (n, mid) = (sorted.len(), sorted.len() / 2);
     let median = if n % 2 == 1 { sorted[mid] } else { (sorted[mid - 1] + sorted[mid]) / 2.0 };
     Some(Spread { median, min: sorted[0], max: sorted[n - 1] })
+}
+
+/// Bounds within which the median lies with 95 %: what it is in samples drawn from these very
+/// values (percentile bootstrap, Efron 1979). `None` when there is no number or one is not finite.
+pub fn interval(values: &[f64]) -> Option<(f64, f64)> {
+    spread(values)?;
+    let mut random = Seeded::new(SEED);
+    let mut draw = || values[random.below(values.len() as u32) as usize];
+    let mut medians: Vec<f64> = Vec::with_capacity(DRAWS);
+    for _ in 0..DRAWS {
+        let sample: Vec<f64> = values.iter().map(|_| draw()).collect();
+        medians.push(spread(&sample)?.median);
+    }
+    medians.sort_by(f64::total_cmp);
+    let tail = DRAWS / 40;
+    Some((medians[tail], medians[DRAWS - 1 - tail]))
 }
 
 /// One round's ratio, turned so that above 1 is better for us. `None` unless both are above zero.
@@ -77,6 +100,19 @@ mod tests {
         assert!(spread(&[]).is_none());
         assert!(spread(&[1.0, f64::NAN]).is_none());
         assert!(spread(&[1.0, f64::INFINITY]).is_none());
+    }
+
+    #[test]
+    fn an_interval_holds_the_median_and_leaves_strays_out() {
+        let values: Vec<f64> = (1..=17).map(f64::from).collect();
+        let (low, high) = interval(&values).unwrap();
+        // Order statistics say 5 and 13 for a median of 17 values.
+        assert!((4.0..=6.0).contains(&low) && (12.0..=14.0).contains(&high), "{low} {high}");
+        assert_eq!(interval(&values), Some((low, high)), "the same rounds, the same interval");
+        let stray = [1.1, 1.2, 1.1, 1.2, 1.1, 1.2, 1.1, 1.2, 0.1];
+        assert!(interval(&stray).unwrap().0 > 1.0);
+        assert_eq!(interval(&[2.0]), Some((2.0, 2.0)));
+        assert!(interval(&[]).is_none() && interval(&[1.0, f64::NAN]).is_none());
     }
 
     #[test]

@@ -132,6 +132,8 @@ pub struct Report {
     pub losses: Vec<String>,
     /// Files of the run.
     pub written: Vec<PathBuf>,
+    /// Sentences that stand last: what it has shown. Empty where the table says it.
+    pub summary: String,
     /// Exit code.
     pub code: u8,
 }
@@ -146,7 +148,8 @@ impl Report {
         failed: bool,
     ) -> Report {
         let code = exit_code(failed, &results.rows);
-        Report { table: table::terminal(section, results), losses, written, code }
+        let summary = String::new();
+        Report { table: table::terminal(section, results), losses, written, summary, code }
     }
 }
 
@@ -176,6 +179,9 @@ pub fn run(suite: &impl Suite) -> Result<u8, BenchError> {
     }
     for path in &report.written {
         progress.step(&format!("wrote {}", path.display()));
+    }
+    if !report.summary.is_empty() {
+        println!("\n{}", report.summary);
     }
     Ok(report.code)
 }

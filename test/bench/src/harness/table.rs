@@ -104,6 +104,15 @@ const HEAD: [&str; 7] = [
     "How",
 ];
 
+/// Heads of the columns: where there are intervals, they are what counts.
+fn head(results: &Results) -> [&'static str; 7] {
+    let mut head = HEAD;
+    if results.rows.iter().any(|r| r.ratio_interval.is_some()) {
+        (head[3], head[4]) = ("Ratio (95 % interval)", "Verdict");
+    }
+    head
+}
+
 /// A number for people: at most four significant digits, thousands separated.
 pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
@@ -171,6 +180,25 @@ fn ours(section: Section, row: &Row) -> String {
     }
 }
 
+/// Stand against the peer, where it is known, and against the floor.
+fn judgement(row: &Row) -> String {
+    let floor = row.target.map(|floor| {
+        let met = if row.missed() { "missed" } else { "reached" };
+        format!("{}, {met}", floor_text(floor))
+    });
+    match (row.stand(), floor) {
+        (Some(stand), Some(floor)) => format!("{}; floor {floor}", stand.word()),
+        (Some(stand), None) => stand.word().into(),
+        (None, floor) => floor.unwrap_or_else(|| "none".into()),
+    }
+}
+
+/// The ratio with the bounds of its interval, or else with the smallest and largest of a round.
+fn ratio_text(row: &Row) -> String {
+    let (low, high) = row.ratio_interval.unwrap_or((row.ratio_min, row.ratio_max));
+    format!("{:.2}× ({low:.2}–{high:.2})", row.ratio)
+}
+
 fn cells(row: &Row) -> [String; 7] {
     let cpu = match (row.host_cpu_us_per_op, row.cpu_ratio()) {
         (Some(c), Some(r)) => {
@@ -178,18 +206,12 @@ fn cells(row: &Row) -> [String; 7] {
         }
         _ => "not measured".into(),
     };
-    let floor = match row.target {
-        Some(t) => {
-            format!("{}, {}", floor_text(t), if row.missed() { "missed" } else { "reached" })
-        }
-        None => "none".into(),
-    };
     [
         row.title(),
         quantity(row.ours.value, &row.ours.unit),
         format!("{} ({})", quantity(row.peer.value, &row.peer.unit), row.peer.name),
-        format!("{:.2}× ({:.2}–{:.2})", row.ratio, row.ratio_min, row.ratio_max),
-        floor,
+        ratio_text(row),
+        judgement(row),
         cpu,
         row.mode.clone().unwrap_or_default(),
     ]
@@ -197,7 +219,8 @@ fn cells(row: &Row) -> [String; 7] {
 
 /// The table as Markdown, with a line that says where the numbers come from.
 pub fn markdown(results: &Results) -> String {
-    let mut out = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
+    let head = head(results);
+    let mut out = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(head.len()));
     for row in &results.rows {
         let line: Vec<String> = cells(row).iter().map(|c| c.replace('|', "\\|")).collect();
         out.push_str(&format!("| {} |\n", line.join(" | ")));
@@ -302,7 +325,7 @@ fn origin(section: Section, results: &Results) -> String {
 
 /// The table for a terminal, columns aligned.
 pub fn terminal(section: Section, results: &Results) -> String {
-    let mut lines: Vec<Vec<String>> = vec![HEAD.iter().map(|h| h.to_string()).collect()];
+    let mut lines: Vec<Vec<String>> = vec![head(results).iter().map(|h| h.to_string()).collect()];
     lines.extend(results.rows.iter().map(|row| {
         let mut cells = cells(row).to_vec();
         cells[1] = ours(section, row);
@@ -421,6 +444,25 @@ mod tests {
 Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 interleaved rounds. Ratios above 1 are better for Millrace.
 ";
         assert_eq!(markdown(&samples::results()), golden);
+    }
+
+    #[test]
+    fn intervals_are_shown_with_the_verdict_that_they_give() {
+        let mut results = samples::results();
+        let intervals = [(1.6, 1.9), (0.95, 1.08), (0.88, 0.97), (1.2, 1.3)];
+        for (row, interval) in results.rows.iter_mut().zip(intervals) {
+            row.ratio_interval = Some(interval);
+        }
+        let text = markdown(&results);
+        for golden in [
+            "| Peer | Ratio (95 % interval) | Verdict |",
+            "| 1.79× (1.60–1.90) | ahead; floor 1.0×, reached |",
+            "| 1.01× (0.95–1.08) | level; floor 1.0×, reached |",
+            "| 0.92× (0.88–0.97) | behind; floor 1.2×, missed |",
+            "| 1.28× (1.20–1.30) | ahead |",
+        ] {
+            assert!(text.contains(golden), "lacks {golden} in {text}");
+        }
     }
 
     #[test]

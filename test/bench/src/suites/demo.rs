@@ -120,9 +120,8 @@ impl Bed {
                 DISK_LEN_BYTES >> 20
             ),
             "Millrace: one daemon with its defaults for this machine; vhost-user network on one \
-             switch (split rings, mergeable buffers), vhost-user disk (raw, O_DIRECT), vsock. \
-             Its network card has no MSI-X vectors, since QEMU 7.2 crashes with them under TCG; \
-             the peer's has."
+             switch (split rings, mergeable buffers), vhost-user disk (raw, O_DIRECT, rings \
+             and requests of the sizes that QEMU's own disk has), vsock."
                 .into(),
             "Peer: QEMU’s virtio-net on TAP (vnet_hdr, checksum and segmentation offloads) in a \
              Linux bridge of a private network namespace, without vhost; QEMU’s virtio-blk \

@@ -18,9 +18,9 @@
 //!
 //! Two events belong to the emulator and not to the devices, so they are told apart and are in no
 //! sum. Without KVM, QEMU's main loop takes the interrupts of vhost-user devices (and of disks with
-//! a thread of their own) from an eventfd, where KVM injects them itself. And QEMU 7.2 needs
-//! vhost-user network cards without MSI-X under emulation, so the guest reads a register to
-//! acknowledge each interrupt, which is one more exit.
+//! a thread of their own) from an eventfd, where KVM injects them itself. And a card without MSI-X,
+//! as QEMU 7.2 needs it under emulation, has the guest read a register to acknowledge each
+//! interrupt, which is one more exit.
 //!
 //! # Limits
 //! - A load of at least 0.2 s; the few events of starting it are counted with its requests.

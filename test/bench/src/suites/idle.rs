@@ -229,6 +229,7 @@ fn row(case: &str, unit: &str, (ours, due): (f64, f64), name: &str, ratio: f64) 
         ratio,
         ratio_min: ratio,
         ratio_max: ratio,
+        ratio_interval: None,
         rounds: 1,
         host_cpu_us_per_op: None,
         target: None,

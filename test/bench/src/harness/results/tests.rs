@@ -79,6 +79,23 @@ fn a_floor_is_missed_only_below_it() {
 }
 
 #[test]
+fn an_interval_decides_where_there_is_one() {
+    let stand = |interval| {
+        let row = Row { ratio_interval: interval, ..samples::results().rows[0].clone() };
+        (row.stand(), row.is_behind())
+    };
+    assert_eq!(stand(Some((1.01, 1.3))), (Some(Stand::Ahead), false));
+    assert_eq!(stand(Some((0.9, 1.0))), (Some(Stand::Level), false));
+    assert_eq!(stand(Some((0.9, 0.99))), (Some(Stand::Behind), true));
+    assert_eq!(stand(None).0, None);
+    // The median alone would have missed it; the rounds do not say so.
+    let mut row = samples::results().rows[2].clone();
+    assert!(row.missed());
+    row.ratio_interval = Some((0.85, 1.25));
+    assert!(!row.missed() && !row.is_behind());
+}
+
+#[test]
 fn a_row_is_behind_by_its_floor_or_by_a_peer_that_it_should_lead() {
     let behind = |target, aim, ratio| {
         Row { target, aim, ratio, ..samples::results().rows[0].clone() }.is_behind()

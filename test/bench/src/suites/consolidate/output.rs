@@ -97,6 +97,7 @@ fn row(value: &Value, rounds: &[&Round]) -> Result<Row, BenchError> {
         ratio: significant(ratios.median, DIGITS),
         ratio_min: significant(ratios.min, DIGITS),
         ratio_max: significant(ratios.max, DIGITS),
+        ratio_interval: None,
         rounds: rounds.len() as u32,
         host_cpu_us_per_op: None,
         target: None,

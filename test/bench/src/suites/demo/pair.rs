@@ -15,6 +15,11 @@ const READY: Duration = Duration::from_secs(60);
 /// image unpacks, in a file system that may take half of it.
 const MEMORY_MB: u32 = 384;
 
+/// Descriptors of a disk's ring, and segments of a request: those that QEMU's own virtio-blk has
+/// unless told otherwise. With fewer, a guest cuts a request of 1 MiB in more parts.
+const QUEUE_SIZE: u32 = 256;
+const SEG_MAX: u32 = QUEUE_SIZE - 2;
+
 /// Base that both sides share.
 pub struct Base<'a> {
     /// Session, kernel and disks.
@@ -102,7 +107,10 @@ pub fn daemon(base: &Base, program: &Path) -> Result<Daemon, BenchError> {
     let mut daemon = Daemon::builder("d").binary(program).switch("lan", "");
     for (name, cid) in OURS.into_iter().zip(3..) {
         let path = base.ground.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?;
-        let disk = format!("format = \"raw\"\npath = {:?}\ndirect = true", path.display());
+        let disk = format!(
+            "format = \"raw\"\npath = {:?}\ndirect = true\nseg_max = {SEG_MAX}",
+            path.display()
+        );
         let vm = Vm::new(name, "trust_domain = \"demo\"");
         daemon = daemon.vm(vm.net("net0", "switch = \"lan\"").disk("disk0", &disk).vsock(cid));
     }
@@ -113,7 +121,8 @@ pub fn daemon(base: &Base, program: &Path) -> Result<Daemon, BenchError> {
 pub fn millrace(base: &Base, daemon: &Daemon) -> Result<Pair, BenchError> {
     let boot = |name: &str, address: std::net::Ipv4Addr| {
         let net = Net::vhost_user(daemon.socket(name, "net0")).into();
-        let disk = Disk::vhost_user(daemon.socket(name, "disk0"));
+        let mut disk = Disk::vhost_user(daemon.socket(name, "disk0"));
+        disk.properties.push(format!("queue-size={QUEUE_SIZE}"));
         let vsock = Vsock::vhost_user(daemon.socket(name, "vsock"));
         base.start(base.guest(name, address, net).disk(disk).vsock(vsock))
     };

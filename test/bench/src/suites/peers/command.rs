@@ -167,7 +167,8 @@ impl Suite for PeersArgs {
             table.push_str(&line);
         }
         let code = exit_code(&outcome);
-        Ok(Report { table, losses: output::losses(&outcome), written, code })
+        let (losses, summary) = (output::losses(&outcome), String::new());
+        Ok(Report { table, losses, written, summary, code })
     }
 }
 

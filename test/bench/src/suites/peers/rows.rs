@@ -74,6 +74,7 @@ fn row(run: &CaseRuns, case: &Case, metric: &Metric, peer: &Part) -> Option<Row>
         ratio: significant(ratios.median, DIGITS),
         ratio_min: significant(ratios.min, DIGITS),
         ratio_max: significant(ratios.max, DIGITS),
+        ratio_interval: None,
         rounds: values.len() as u32,
         host_cpu_us_per_op: if metric.suffix.is_empty() { cpu(&pairs) } else { None },
         target: goal.floor,

@@ -52,6 +52,7 @@ fn row(case: &Case, name: &str, rounds: &[Round]) -> Option<Row> {
         ratio: digits(ratio.median),
         ratio_min: digits(ratio.min),
         ratio_max: digits(ratio.max),
+        ratio_interval: None,
         rounds: found.len() as u32,
         host_cpu_us_per_op: None,
         target: Some(question.target),

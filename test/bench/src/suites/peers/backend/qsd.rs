@@ -1,6 +1,8 @@
 //! QEMU's storage daemon.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use lab::{Cache, Qemu, QemuChoice};
 
 use crate::harness::error::BenchError;
 use crate::harness::process;
@@ -9,6 +11,8 @@ use crate::suites::peers::case::{Case, Load, Medium};
 use crate::suites::peers::images::Disk;
 use crate::suites::peers::trial::{Backend, NOT_MINE, Running, Trial};
 
+/// QEMU's program.
+const PROGRAM: &str = "qemu-storage-daemon";
 /// Size of the disk that is not there, as ours.
 const NULL_LEN_BYTES: u64 = 1 << 40;
 
@@ -32,7 +36,7 @@ impl Backend for Qsd {
     }
 
     fn needs(&self) -> &'static str {
-        "qemu-storage-daemon"
+        PROGRAM
     }
 
     fn refuses(&self, case: &Case) -> Option<&'static str> {
@@ -46,7 +50,7 @@ impl Backend for Qsd {
 
     fn start(&self, trial: &Trial<'_>) -> Result<Running, BenchError> {
         let Trial { bed, case, .. } = *trial;
-        let mut command = process::command(self.needs(), Some(bed.back_cpu));
+        let mut command = process::command(storage_daemon()?, Some(bed.back_cpu));
         let disk = match case.image() {
             Some(_) => self.image(&bed.disk(case)?, case),
             None => self.disk(bed, case),
@@ -59,6 +63,15 @@ impl Backend for Qsd {
         ));
         trial.launch_disk(self.name(), &mut command)
     }
+}
+
+/// The storage daemon of the QEMU that runs guests.
+fn storage_daemon() -> Result<PathBuf, BenchError> {
+    let find = || {
+        let qemu = Qemu::get(&Cache::open()?, &QemuChoice::from_env()?)?;
+        qemu.tool(PROGRAM)
+    };
+    find().map_err(|e| BenchError::lab("find QEMU's storage daemon", e))
 }
 
 impl Qsd {
