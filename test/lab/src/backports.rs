@@ -83,7 +83,7 @@ fn mirror() -> Result<String, LabError> {
     let lines = run(&mut command)?;
     find_mirror(&String::from_utf8_lossy(&lines)).ok_or_else(|| LabError::Missing {
         what: format!("a package source of Debian's {RELEASE}"),
-        remedy: "name a QEMU of your own by MILLRACE_QEMU=/PATH".into(),
+        remedy: "name another QEMU: MILLRACE_QEMU=7.2 (Debian's own) or /PATH".into(),
     })
 }
 

@@ -402,6 +402,15 @@ mod tests {
     }
 
     #[test]
+    fn an_older_qemu_gets_its_own_words() {
+        let qemu = Qemu::of_version(7, 2);
+        let mut arguments = Arguments::for_qemu(&qemu);
+        arguments.net("a", 0, &Net::vhost_user("/run/a.sock").into());
+        let got = arguments.words.join(" ");
+        assert!(got.contains("path=/run/a.sock,reconnect=1 ") && got.contains(",vectors=0,mq=off"));
+    }
+
+    #[test]
     fn root_ports_share_devices_by_eight() {
         let got = text(|arguments| arguments.root_ports(9));
         let port = |id: u8, place: &str| {
