@@ -7,6 +7,8 @@ use std::time::Duration;
 use crate::common::beside_others;
 use crate::web::{Client, LARGE, Load, NGINX, SMALL, World, assert_served, world, wrk};
 
+/// Config of lighttpd, with patience as the clients have: by default it closes a connection that
+/// has been idle for 5 s, and on a busy machine its last bytes are on their way for longer.
 const LIGHTTPD: &str = r#"
     server.document-root = "/mnt"
     server.port = 80
@@ -15,6 +17,9 @@ const LIGHTTPD: &str = r#"
     server.network-backend = "sendfile"
     server.event-handler = "linux-sysepoll"
     server.max-keep-alive-requests = 1000000
+    server.max-keep-alive-idle = 600
+    server.max-read-idle = 600
+    server.max-write-idle = 600
 "#;
 
 /// Runs `count` clients at a time, each asking for all files over one connection, each beginning
