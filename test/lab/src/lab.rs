@@ -10,9 +10,7 @@ use base::sync::lock;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::headers::headers;
-use crate::{
-    Cache, Image, ImageBuilder, Kernel, KernelChoice, LabError, NetLab, Qemu, QemuChoice, kmod,
-};
+use crate::{Cache, Image, ImageBuilder, Kernel, KernelChoice, LabError, NetLab, Qemu, kmod};
 
 /// Start of a run folder's name.
 const RUN_PREFIX: &str = "millrace-lab-";
@@ -98,12 +96,12 @@ impl Lab {
     /// The QEMU that `MILLRACE_QEMU` chooses, fetched on first use.
     ///
     /// # Errors
-    /// As [`QemuChoice::from_env`] and [`Qemu::get`].
+    /// As [`Qemu::chosen`].
     pub fn qemu(&self) -> Result<Qemu, LabError> {
         if let Some(qemu) = self.inner.qemu.get() {
             return Ok(qemu.clone());
         }
-        let qemu = Qemu::get(&self.inner.cache, &QemuChoice::from_env()?)?;
+        let qemu = Qemu::chosen(&self.inner.cache)?;
         Ok(self.inner.qemu.get_or_init(|| qemu).clone())
     }
 

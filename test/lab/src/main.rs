@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use lab::{
-    Cache, Daemon, Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError, Net, Qemu,
-    QemuChoice, Vm, apt, kmod,
+    Cache, Daemon, Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError, Net, Qemu, Vm,
+    apt, kmod,
 };
 
 /// Boots real VMs for Millrace's tests, demo and benchmarks.
@@ -124,8 +124,7 @@ fn setup() -> Result<(), LabError> {
         step(&format!("install {}", missing.join(" ")), || apt::install(&missing))?;
     }
     let cache = Cache::open()?;
-    let choice = QemuChoice::from_env()?;
-    let qemu = step("QEMU", || Qemu::get(&cache, &choice))?;
+    let qemu = step("QEMU", || Qemu::chosen(&cache))?;
     let (major, minor) = qemu.version();
     eprintln!("lab: guests run on QEMU {major}.{minor}");
     for choice in KernelChoice::ALL {

@@ -76,6 +76,14 @@ pub struct Qemu {
 }
 
 impl Qemu {
+    /// The QEMU that `MILLRACE_QEMU` chooses; fetched on first use.
+    ///
+    /// # Errors
+    /// As [`QemuChoice::from_env`] and [`Qemu::get`].
+    pub fn chosen(cache: &Cache) -> Result<Self, LabError> {
+        Self::get(cache, &QemuChoice::from_env()?)
+    }
+
     /// The QEMU of a choice; fetched on first use.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use lab::device::mac_of;
 use lab::{
     Cache, Daemon, DaemonBuilder, Guest, GuestBuilder, Image, ImageBuilder, KernelChoice, Lab, Net,
-    Qemu, QemuChoice, Vm, qemu72,
+    Qemu, Vm, qemu72,
 };
 
 use crate::common::{boot, daemon, until, until_ok};
@@ -21,10 +21,7 @@ pub struct Machine {
 /// QEMU that runs the guests.
 fn qemu() -> &'static Qemu {
     static QEMU: OnceLock<Qemu> = OnceLock::new();
-    QEMU.get_or_init(|| {
-        let choice = QemuChoice::from_env().unwrap();
-        Qemu::get(&Cache::open().unwrap(), &choice).unwrap()
-    })
+    QEMU.get_or_init(|| Qemu::chosen(&Cache::open().unwrap()).unwrap())
 }
 
 /// Pairs of queues of a guest's network card: one for each CPU, as users have it.

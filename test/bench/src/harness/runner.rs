@@ -382,10 +382,10 @@ pub fn row(spec: &Spec, rounds: &[Round]) -> Result<Row, BenchError> {
     let middle = |of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
         spread(&counted.iter().map(|r| of(r)).collect::<Vec<f64>>()).ok_or_else(none)
     };
-    let own = |r: &Round| ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN);
-    let ratios = middle(&own)?;
-    let (low, high) =
-        interval(&counted.iter().map(|r| own(r)).collect::<Vec<f64>>()).ok_or_else(none)?;
+    let own = |r: &&Round| ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN);
+    let own: Vec<f64> = counted.iter().map(own).collect();
+    let ratios = spread(&own).ok_or_else(none)?;
+    let (low, high) = interval(&own).ok_or_else(none)?;
     let side = |name: &str, of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
         let value = significant(middle(of)?.median, DIGITS);
         Ok(Measured { name: name.into(), value, unit: spec.unit.into() })

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lab::{Cache, Qemu, QemuChoice};
+use lab::{Cache, Qemu};
 
 use crate::harness::error::BenchError;
 use crate::harness::process;
@@ -67,10 +67,7 @@ impl Backend for Qsd {
 
 /// The storage daemon of the QEMU that runs guests.
 fn storage_daemon() -> Result<PathBuf, BenchError> {
-    let find = || {
-        let qemu = Qemu::get(&Cache::open()?, &QemuChoice::from_env()?)?;
-        qemu.tool(PROGRAM)
-    };
+    let find = || Qemu::chosen(&Cache::open()?)?.tool(PROGRAM);
     find().map_err(|e| BenchError::lab("find QEMU's storage daemon", e))
 }
 
