@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::{DEFAULT_CONFIG, DEFAULT_RUN_DIR};
 
 use crate::backend;
@@ -28,6 +28,8 @@ pub enum Command {
     Serve(Serve),
     /// Check a config and tell everything that is wrong with it
     Check(Check),
+    /// Print a VM of the config as a domain of libvirt
+    Libvirt(Libvirt),
     /// Show sidecores, switches and ports; with --json also VMs
     Status(Listing),
     /// List ports
@@ -130,6 +132,78 @@ pub struct Check {
     /// Print the config with all defaults, or the problems, as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `libvirt`.
+#[derive(Debug, Args)]
+pub struct Libvirt {
+    /// VM
+    pub vm: String,
+    /// Config file; drop-ins are read from the folder of the same name with .d
+    #[arg(short, long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
+    /// Print only this port's device, for `virsh attach-device`
+    #[arg(long, value_name = "PORT", conflicts_with_all = ["kind", "memory", "emulator", "kernel"])]
+    pub device: Option<String>,
+    /// Whether KVM runs the VM, or QEMU's emulator
+    #[arg(long = "type", value_enum, default_value_t = DomainKind::Kvm)]
+    pub kind: DomainKind,
+    /// Memory, in whole MiB
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = memory)]
+    pub memory: u64,
+    /// Virtual CPUs; 1 unless set
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub vcpus: Option<u32>,
+    /// QEMU's program; left out: libvirt's choice
+    #[arg(long, value_name = "PATH", value_parser = full_path)]
+    pub emulator: Option<String>,
+    /// Kernel that QEMU loads; left out: the VM boots from its first disk
+    #[arg(long, value_name = "PATH", value_parser = full_path)]
+    pub kernel: Option<String>,
+    /// Initial file system of that kernel
+    #[arg(long, value_name = "PATH", value_parser = full_path, requires = "kernel")]
+    pub initrd: Option<String>,
+    /// Command line of that kernel
+    #[arg(long, value_name = "TEXT", requires = "kernel")]
+    pub append: Option<String>,
+}
+
+impl Libvirt {
+    /// Number of virtual CPUs.
+    pub fn vcpu_number(&self) -> u32 {
+        self.vcpus.unwrap_or(1)
+    }
+}
+
+/// Kind of a domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DomainKind {
+    /// KVM runs it
+    Kvm,
+    /// QEMU emulates it
+    Qemu,
+}
+
+impl DomainKind {
+    /// The word that libvirt has for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Qemu => "qemu",
+        }
+    }
+}
+
+/// Reads a size of memory.
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = config::parse_size(text).ok_or("write a size such as 512MiB or 4GiB")?;
+    if bytes == 0 || bytes % (1 << 20) != 0 { Err("write whole MiB".into()) } else { Ok(bytes) }
+}
+
+/// Reads a path, and writes it from the root on: libvirt takes no other.
+fn full_path(text: &str) -> Result<String, String> {
+    let path = std::path::absolute(text).map_err(|e| e.to_string())?;
+    path.into_os_string().into_string().map_err(|_| "the path is not UTF-8".into())
 }
 
 /// Address of the daemon.

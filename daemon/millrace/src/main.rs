@@ -4,9 +4,9 @@
 //! # Theory of operation
 //! `millrace serve` reads the config, starts sidecores, puts switches, disks and vsock domains on
 //! them and serves each port on its vhost-user socket; [`host`] is that assembly and answers the
-//! control API. Every other command is a client of that API, except `check` (reads a config) and
-//! `holder` (keeps sessions while the daemon restarts). [`top`] shows what happened between two of
-//! the daemon's answers. Called as `millrace-blk`, `millrace-net` or
+//! control API. Every other command is a client of that API, except `check` and [`libvirt`] (read
+//! a config) and `holder` (keeps sessions while the daemon restarts). [`top`] shows what happened
+//! between two of the daemon's answers. Called as `millrace-blk`, `millrace-net` or
 //! `millrace-vsock` it is a single vhost-user back end in the sense of QEMU's conventions.
 //!
 //! # Limits
@@ -33,6 +33,7 @@ mod hand_over;
 mod holder;
 mod host;
 mod journal;
+mod libvirt;
 mod log;
 mod module_process;
 mod process;
@@ -58,6 +59,7 @@ fn run(cli: Cli) -> u8 {
     let done = match cli.command {
         Command::Serve(args) => serve::serve(&args),
         Command::Check(args) => commands::check(&args),
+        Command::Libvirt(args) => libvirt::run(&args),
         Command::Status(args) => commands::status(&args),
         Command::Ports(args) => commands::ports(&args),
         Command::Pipe(command) => commands::pipe(&command),

@@ -1,0 +1,65 @@
+//! `libvirt`: a VM of the config as libvirt takes it. Needs no daemon.
+
+mod device;
+mod domain;
+#[cfg(test)]
+mod tests;
+mod xml;
+
+use anyhow::bail;
+use config::{Config, VmConfig};
+
+use crate::cli::Libvirt;
+use crate::process::print;
+use crate::{exit, journal};
+
+/// `libvirt`.
+pub fn run(args: &Libvirt) -> anyhow::Result<u8> {
+    match config::load(&args.config) {
+        Ok(config) => {
+            print(&text(args, &config)?)?;
+            Ok(exit::OK)
+        }
+        Err(problems) => {
+            journal::print_error(&problems.to_string());
+            Ok(exit::FAILED)
+        }
+    }
+}
+
+/// XML of a whole VM, or of one device.
+fn text(args: &Libvirt, config: &Config) -> anyhow::Result<String> {
+    let vm = find(args, config)?;
+    match &args.device {
+        Some(port) => domain::write_device(args, vm, port),
+        None => {
+            check_memory(args, vm)?;
+            domain::write(args, vm)
+        }
+    }
+}
+
+fn find<'a>(args: &Libvirt, config: &'a Config) -> anyhow::Result<&'a VmConfig> {
+    if let Some(vm) = config.vms.iter().find(|vm| vm.name == args.vm) {
+        return Ok(vm);
+    }
+    let file = args.config.display();
+    let known: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
+    match known.as_slice() {
+        [] => bail!("{file} has no VM"),
+        known => bail!("{file} has no VM {:?}; it has: {}", args.vm, known.join(", ")),
+    }
+}
+
+/// Refuses memory that the daemon would refuse.
+fn check_memory(args: &Libvirt, vm: &VmConfig) -> anyhow::Result<()> {
+    match vm.memory_limit_bytes {
+        Some(limit) if args.memory > limit => bail!(
+            "{} MiB of memory are more than VM {} may share: its memory_limit is {} MiB",
+            args.memory >> 20,
+            vm.name,
+            limit >> 20
+        ),
+        _ => Ok(()),
+    }
+}
