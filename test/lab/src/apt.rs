@@ -7,7 +7,7 @@ use crate::process::run;
 use crate::{Cache, LabError};
 
 /// Host programs and the package each comes from.
-pub const PROGRAMS: [(&str, &str); 32] = [
+pub const PROGRAMS: [(&str, &str); 35] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("cpio", "cpio"),
@@ -40,6 +40,10 @@ pub const PROGRAMS: [(&str, &str); 32] = [
     ("mkfs.xfs", "xfsprogs"),
     ("xfs_repair", "xfsprogs"),
     ("mkfs.btrfs", "btrfs-progs"),
+    ("virsh", "libvirt-clients"),
+    // With the user that its QEMUs run as.
+    ("libvirtd", "libvirt-daemon-system"),
+    ("xmllint", "libxml2-utils"),
 ];
 
 /// Folders in which programs are looked for; `PATH` of a test run often lacks the `sbin` folders.

@@ -35,6 +35,19 @@ pub struct GuestBuilder {
     pub(crate) addresses: Vec<(usize, String)>,
 }
 
+/// Kernel and image of a guest.
+#[derive(Clone, Debug)]
+pub struct BootFiles {
+    /// Path of the kernel.
+    pub kernel: PathBuf,
+    /// Path of its initial file system.
+    pub initrd: PathBuf,
+    /// Command line of the kernel.
+    pub append: String,
+    /// Memory that they need, in MiB.
+    pub memory_mb: u64,
+}
+
 impl GuestBuilder {
     pub(crate) fn new(name: impl Into<String>) -> Self {
         Self {
@@ -209,6 +222,21 @@ impl GuestBuilder {
         let qemu = lab.qemu()?;
         let arguments = self.arguments(&kernel, &image, &files, &qemu);
         Guest::launch(lab, self, files, qemu, &arguments)
+    }
+
+    /// Files with which a VMM that the lab does not start boots the same guest. Its modules are
+    /// those of the builder's devices and of [`load_module`](Self::load_module).
+    ///
+    /// # Errors
+    /// Kernel or image cannot be had.
+    pub fn boot_files(&self, lab: &Lab) -> Result<BootFiles, LabError> {
+        let (kernel, image) = (lab.kernel(self.kernel)?, lab.image(&self.image, self.kernel)?);
+        Ok(BootFiles {
+            kernel: kernel.image(),
+            initrd: image.path().into(),
+            append: self.kernel_cmdline(),
+            memory_mb: self.enough_memory_mb(&image),
+        })
     }
 
     /// Memory that lets the image unpack: it is there twice for a moment.

@@ -411,7 +411,7 @@ fn as_service(lab: &Lab, units: &[&str]) -> Result<Vec<OsString>, LabError> {
 }
 
 /// Waits for `READY=1`; the error says why it will not come.
-fn wait_notified(notices: &UnixDatagram, child: &Child) -> Result<(), String> {
+pub(crate) fn wait_notified(notices: &UnixDatagram, child: &Child) -> Result<(), String> {
     let failed = |error: rustix::io::Errno| format!("wait until it is ready: {error}");
     let ended = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).map_err(failed)?;
     let until = Instant::now() + READY_TIMEOUT;

@@ -42,6 +42,9 @@
 //! where its CPUs are and what their interrupt controllers hold. QEMU is that of Debian's
 //! backports; `MILLRACE_QEMU` names another ([`QemuChoice`]).
 //!
+//! A [`libvirt::Libvirt`] is Debian's libvirtd, whose domains boot the same kernels and images
+//! ([`GuestBuilder::boot_files`]).
+//!
 //! A [`Daemon`] is a `millrace` process under test with a generated configuration.
 //!
 //! Nothing outlives the session: children are started by one long-lived thread with a parent-death
@@ -66,6 +69,7 @@ pub mod console;
 pub mod cpio;
 pub mod device;
 pub mod kmod;
+pub mod libvirt;
 pub mod mariadb;
 pub mod modules;
 pub mod process;
@@ -93,7 +97,7 @@ mod qmp;
 mod tsc;
 
 pub use boot::{boot, boot_all};
-pub use builder::GuestBuilder;
+pub use builder::{BootFiles, GuestBuilder};
 pub use cache::Cache;
 pub use command::{Output, Running};
 pub use daemon::{Daemon, DaemonBuilder, Vm};
