@@ -21,6 +21,7 @@ mod guard;
 mod guests;
 mod hostile;
 mod idle_move;
+mod libvirt;
 mod module_copies;
 mod module_prepared;
 mod modules;
