@@ -28,6 +28,8 @@
 //! layout of the vhost-user specification: [`vring::Vring::new`] delivers its requests first. A
 //! test kills the daemon before every store into guest memory, slot and region.
 //!
+//! **Huge pages.** A thread has the kernel put the VMs' memory into huge pages ([`huge_pages`]).
+//!
 //! **Duties of the engines.** The written length of a [`Completion`] must not be above
 //! what was really written: the bytes beyond it are old content of the buffer. Chains given
 //! back with `unpop` must be the last popped.
@@ -66,7 +68,8 @@
 //!
 //! Pages of a sparse memory file that we touch first (disk reads, received frames) are charged to
 //! the daemon's control group, not to the VMM's: have VMMs allocate memory beforehand, or leave the
-//! daemon's group without a memory limit.
+//! daemon's group without a memory limit. Memory in huge pages that we asked for is charged to it
+//! in any case.
 //!
 //! Little-endian guests only (virtio 1.x); no vIOMMU: addresses in rings are guest-physical.
 
@@ -77,6 +80,7 @@ pub mod dirty;
 pub mod error;
 mod file_system;
 pub mod health;
+pub mod huge_pages;
 pub mod inflight;
 pub mod iovec;
 mod mapping;

@@ -1,13 +1,16 @@
 //! Mappings of front ends' files, which are checked first.
 
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::budget::{Charge, Purpose, VmBudget};
 use crate::file_system::{self, PAGE_BYTES};
+use crate::huge_pages::BLOCK_BYTES;
 use crate::sigbus::SigbusGuard;
 
 /// A shared, writable mapping of a part of a peer's file, guarded against truncation.
@@ -19,6 +22,12 @@ pub(crate) struct Mapping {
     map_len: usize,
     /// Bytes from the start of the mapping to the first byte asked for (huge pages only).
     head: usize,
+    /// The file, for its size.
+    file: OwnedFd,
+    /// Blocks that may become huge pages: whole ones of a file with ordinary pages.
+    blocks: usize,
+    /// Bytes of those that have.
+    huge_bytes: AtomicU64,
     /// Given back after the unmapping: fields are dropped after `drop`.
     _charge: Charge,
 }
@@ -60,23 +69,21 @@ impl Mapping {
         let end = end.checked_next_multiple_of(page_bytes).ok_or("file range wraps around")?;
         let map_len = usize::try_from(end - start).map_err(|e| e.to_string())?;
         let charge = Charge::take(end - start, vm)?;
-        // SAFETY: a new mapping at an address that the kernel chooses; it replaces nothing.
-        let map = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                map_len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                fd,
-                start,
-            )
+        let file = fd.try_clone_to_owned().map_err(|e| format!("duplicate a descriptor: {e}"))?;
+        let ordinary = page_bytes == PAGE_BYTES;
+        let map = if ordinary && map_len >= BLOCK_BYTES {
+            map_aligned(fd, start, map_len)?
+        } else {
+            map_file(std::ptr::null_mut(), MapFlags::empty(), fd, start, map_len)?
         };
-        let map = map.map_err(|e| format!("mmap of {map_len:#x} bytes at {start:#x}: {e}"))?;
-        let map = NonNull::new(map.cast::<u8>()).ok_or("mmap returned address 0")?;
+        let first_block = (map.as_ptr() as usize).next_multiple_of(BLOCK_BYTES);
+        let before = first_block - map.as_ptr() as usize;
+        let blocks = if ordinary { map_len.saturating_sub(before) / BLOCK_BYTES } else { 0 };
         match SigbusGuard::new(map.as_ptr() as usize, map_len, page_bytes as usize) {
             Ok(guard) => {
                 let head = (offset - start) as usize;
-                Ok(Self { guard: Some(guard), map, map_len, head, _charge: charge })
+                let (guard, huge_bytes) = (Some(guard), AtomicU64::new(0));
+                Ok(Self { guard, map, map_len, head, file, blocks, huge_bytes, _charge: charge })
             }
             Err(reason) => {
                 unmap(map, map_len);
@@ -95,6 +102,55 @@ impl Mapping {
     pub fn was_truncated(&self) -> bool {
         self.guard.as_ref().is_some_and(SigbusGuard::was_hit)
     }
+
+    /// Number of blocks of [`BLOCK_BYTES`] that may become huge pages.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Bytes that have become huge pages.
+    pub fn huge_bytes(&self) -> u64 {
+        self.huge_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that the file has, all of it.
+    pub fn allocated_bytes(&self) -> u64 {
+        // Files that may wait for somebody were refused.
+        rustix::fs::fstat(&self.file).map_or(0, |stat| stat.st_blocks as u64 * 512)
+    }
+
+    /// Address of a block.
+    fn block(&self, number: usize) -> *mut libc::c_void {
+        let first = (self.map.as_ptr() as usize).next_multiple_of(BLOCK_BYTES);
+        let at = first - self.map.as_ptr() as usize + number * BLOCK_BYTES;
+        self.map.as_ptr().wrapping_add(at).cast()
+    }
+
+    /// Tells which pages are there from a block on: a byte for each, whose lowest bit says so.
+    pub fn present(&self, first: usize, pages: &mut [u8]) -> io::Result<()> {
+        let len = pages.len() * PAGE_BYTES as usize;
+        assert!(first * BLOCK_BYTES + len <= self.blocks * BLOCK_BYTES);
+        // SAFETY: the range is within the mapping, and there is a byte for each of its pages.
+        match unsafe { libc::mincore(self.block(first), len, pages.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Has the kernel move blocks into huge pages, for all who map them. Those that are huge
+    /// already cost next to nothing. May wait for milliseconds.
+    pub fn collapse(&self, first: usize, count: usize) -> io::Result<()> {
+        assert!(first + count <= self.blocks);
+        let len = count * BLOCK_BYTES;
+        // SAFETY: the range is within the mapping. The bytes stay the same, and so do the rights.
+        match unsafe { libc::madvise(self.block(first), len, libc::MADV_COLLAPSE) } {
+            0 => {
+                self.huge_bytes.fetch_add(len as u64, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
 }
 
 impl Drop for Mapping {
@@ -105,8 +161,66 @@ impl Drop for Mapping {
     }
 }
 
+/// Maps a part of a file for reading and writing.
+fn map_file(
+    address: *mut u8,
+    flags: MapFlags,
+    fd: BorrowedFd<'_>,
+    start: u64,
+    len: usize,
+) -> Result<NonNull<u8>, String> {
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE | flags;
+    let rights = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: at an address that the kernel chooses it replaces nothing; the one caller with
+    // another address has reserved it.
+    let map = unsafe { rustix::mm::mmap(address.cast(), len, rights, flags, fd, start) };
+    let map = map.map_err(|e| format!("mmap of {len:#x} bytes at {start:#x}: {e}"))?;
+    NonNull::new(map.cast()).ok_or_else(|| "mmap returned address 0".into())
+}
+
+/// Maps a part of a file where its blocks may become huge pages: at an address that is as far from
+/// a multiple of [`BLOCK_BYTES`] as the file's offset is.
+fn map_aligned(fd: BorrowedFd<'_>, start: u64, len: usize) -> Result<NonNull<u8>, String> {
+    let reserved_len = len.checked_add(BLOCK_BYTES).ok_or("file range wraps around")?;
+    // SAFETY: a new mapping at an address that the kernel chooses; it replaces nothing.
+    let reserved = unsafe {
+        rustix::mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            reserved_len,
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    };
+    let reserved = reserved.map_err(|e| format!("mmap of {reserved_len:#x} bytes: {e}"))?;
+    let reserved = NonNull::new(reserved.cast::<u8>()).ok_or("mmap returned address 0")?;
+    let wanted = start as usize % BLOCK_BYTES;
+    let is = reserved.as_ptr() as usize % BLOCK_BYTES;
+    let before = (wanted + BLOCK_BYTES - is) % BLOCK_BYTES;
+    // `before` is below `BLOCK_BYTES`, by which the reservation is longer.
+    let address = reserved.as_ptr().wrapping_add(before);
+    match map_file(address, MapFlags::FIXED, fd, start, len) {
+        Ok(map) => {
+            let behind = address.wrapping_add(len.next_multiple_of(PAGE_BYTES as usize));
+            let end = reserved.as_ptr().wrapping_add(reserved_len);
+            for (from, len) in
+                [(reserved.as_ptr(), before), (behind, end as usize - behind as usize)]
+            {
+                if let Some(from) = NonNull::new(from).filter(|_| len > 0) {
+                    unmap(from, len);
+                }
+            }
+            Ok(map)
+        }
+        Err(error) => {
+            unmap(reserved, reserved_len);
+            Err(error)
+        }
+    }
+}
+
 fn unmap(map: NonNull<u8>, map_len: usize) {
-    // SAFETY: address and length are those of a mapping made by `Mapping::new`; called once.
+    // SAFETY: address and length are those of a mapping that was made here, or of a reservation's
+    // part that nothing was mapped into; called once for each.
     let _ = unsafe { rustix::mm::munmap(map.as_ptr().cast(), map_len) };
 }
 

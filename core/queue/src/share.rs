@@ -14,6 +14,7 @@ use base::limits::{MAX_MEMORY_BYTES, MIN_VM_MAPPED_BYTES};
 use base::sync::lock;
 
 use crate::budget::{Purpose, VmBudget};
+use crate::huge_pages;
 use crate::mapping::Mapping;
 
 /// Part of a file: device, inode, offset and length in bytes, and its purpose.
@@ -43,6 +44,12 @@ impl MemoryShare {
     /// Bytes that the VM's ports map now. Memory that several of them map counts once.
     pub fn used_bytes(&self) -> u64 {
         self.budget.used_bytes()
+    }
+
+    /// Bytes of those that were put into huge pages (see [`huge_pages`]).
+    pub fn huge_bytes(&self) -> u64 {
+        let mapped = lock(&self.mapped);
+        mapped.iter().filter_map(|(_, m)| m.upgrade()).map(|m| m.huge_bytes()).sum()
     }
 
     /// Number of mappings of the VM's ports now, of [`base::limits::MAX_VM_MAPPINGS`].
@@ -80,6 +87,9 @@ impl MemoryShare {
         }
         let mapping = Arc::new(Mapping::new(fd, offset, len, Some((&self.budget, purpose)))?);
         mapped.push((part, Arc::downgrade(&mapping)));
+        if purpose == Purpose::Memory {
+            huge_pages::watch(&mapping);
+        }
         Ok(mapping)
     }
 }

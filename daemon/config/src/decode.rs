@@ -80,9 +80,19 @@ fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
     if holder == HolderConfig::Own {
         r.socket_fits("run_dir", &run_dir.join("holder.sock"), 0);
     }
+    let huge_pages = r.bool_or_auto("huge_pages");
     let log = log(&mut r);
     r.finish();
-    DaemonConfig { run_dir, state_dir, control_socket, read_socket, socket_mode, holder, log }
+    DaemonConfig {
+        run_dir,
+        state_dir,
+        control_socket,
+        read_socket,
+        socket_mode,
+        holder,
+        huge_pages,
+        log,
+    }
 }
 
 /// Reads the socket for listings and the group that may connect to it; neither is of use alone.

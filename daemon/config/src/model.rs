@@ -44,6 +44,8 @@ pub struct DaemonConfig {
     pub socket_mode: u32,
     /// Holder of the sessions across a restart.
     pub holder: HolderConfig,
+    /// Whether VMs' memory is put into huge pages. `None`: unless the daemon's memory is limited.
+    pub huge_pages: Option<bool>,
     /// Log filter: a level, or directives such as `info,net=debug`.
     pub log: String,
 }

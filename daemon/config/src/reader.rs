@@ -198,6 +198,18 @@ impl<'c, 'n> Reader<'c, 'n> {
         }
     }
 
+    /// Reads a boolean; none where the daemon is to choose.
+    pub(crate) fn bool_or_auto(&mut self, key: &'static str) -> Option<bool> {
+        match self.get(key).map(|n| &n.value)? {
+            Value::Bool(b) => Some(*b),
+            Value::Str(s) if s == "auto" => None,
+            other => {
+                self.bad(key, format!("is {}", other.kind()), "write \"auto\", true or false");
+                None
+            }
+        }
+    }
+
     /// Reads an integer inside `range`.
     pub(crate) fn int(
         &mut self,

@@ -62,7 +62,7 @@ pub(crate) fn sidecore(mut r: Reader<'_, '_>) -> SidecoreConfig {
                 ("c0.2", PauseKind::C02),
             ],
         ),
-        yields: yields(&mut r),
+        yields: r.bool_or_auto("yield"),
     };
     r.finish();
     config
@@ -77,17 +77,6 @@ fn number(
     match r.get(key)? {
         Node { value: Value::Str(s), .. } if s == "auto" => None,
         node => r.int_of(key, node, range),
-    }
-}
-
-fn yields(r: &mut Reader<'_, '_>) -> Option<bool> {
-    match r.get("yield").map(|n| &n.value)? {
-        Value::Bool(yields) => Some(*yields),
-        Value::Str(s) if s == "auto" => None,
-        other => {
-            r.bad("yield", format!("is {}", other.kind()), "write \"auto\", true or false");
-            None
-        }
     }
 }
 

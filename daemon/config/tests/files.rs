@@ -41,6 +41,7 @@ fn bad_configs_are_told_with_place_and_fix() {
         ("[sidecore]\nmin=0", &[("m.toml:2:5:", "is 0; the limit is 1 to 64")]),
         ("[sidecore]\nspin=\"on\"", &[("m.toml:2:6:", "write \"adaptive\" or \"fixed\"")]),
         ("[sidecore]\npause=\"c6\"", &[("m.toml:2:7:", "\"c6\" is unknown")]),
+        ("[daemon]\nhuge_pages=2", &[("m.toml:2:12:", "\"auto\", true or false")]),
         ("[sidecore]\nyield=1", &[("m.toml:2:7:", "\"auto\", true or false")]),
         ("[sidecore]\ncpus=[]", &[("m.toml:2:6:", "names no CPU")]),
         (
@@ -331,6 +332,7 @@ fn an_empty_config_has_defaults() {
     let config = parse(Path::new("m.toml"), "").unwrap();
     assert_eq!(config.daemon.control_socket, PathBuf::from("/run/millrace/control.sock"));
     assert_eq!(config.daemon.holder, HolderConfig::Default);
+    assert_eq!(config.daemon.huge_pages, None);
     assert_eq!(config.sidecore, SidecoreConfig::default());
 }
 

@@ -20,7 +20,7 @@ use vhost_user::{Endpoint, NullStore, PortConfig, PortServer, VmShare};
 use vsock::{Domain, DomainConfig, VsockPortConfig};
 
 use crate::host::engine::{self, Engine, Opening};
-use crate::host::switches;
+use crate::host::{huge_pages, switches};
 use crate::process::EndSignals;
 use crate::{exit, journal, log, process};
 
@@ -260,6 +260,7 @@ fn serve(
     let config =
         SidecoreConfig { spin_us: SPIN_US, yield_when_idle: true, ..SidecoreConfig::default() };
     let core = Sidecore::spawn(config, Arc::clone(&clock))?;
+    huge_pages::start(None)?;
     let (engine, keep) = device(&core, &clock)?;
     let own = own_socket(&endpoint)?;
     let config =

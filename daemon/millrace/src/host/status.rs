@@ -155,6 +155,7 @@ pub fn memory_metrics(ports: &[Arc<Port>], all: &mut Metrics) {
             ("mapped_bytes", "Memory that its front ends share.", share.used_bytes()),
             ("mapped_limit_bytes", "Most of it.", share.limit_bytes()),
             ("mappings", "Parts of files that they are.", share.used_mappings()),
+            ("huge_bytes", "Memory of those that is in huge pages.", share.huge_bytes()),
         ];
         for (name, help, value) in values {
             let labels = vec![("vm", port.vm.clone())];

@@ -20,6 +20,7 @@ mod ftp;
 mod guard;
 mod guests;
 mod hostile;
+mod huge_pages;
 mod idle_move;
 mod libvirt;
 mod module_copies;
