@@ -10,9 +10,15 @@ use program::Program;
 
 pub use program::{Modes, Shell};
 
-/// Names of all cases, in the order in which they run.
+/// Names of the demo's cases, in the order in which they run.
 pub const NAMES: [&str; 6] =
     ["tcp_rr", "udp_rr", "tcp_stream", "udp_small", "disk_rand_4k", "disk_seq_1m"];
+
+/// Names of all cases: the demo's, then those that run only where they are named.
+pub fn known() -> Vec<&'static str> {
+    let more = disk::SEQUENTIAL.iter().map(|(name, ..)| *name);
+    NAMES.into_iter().chain(more.filter(|name| !NAMES.contains(name))).collect()
+}
 
 /// Makes the case of that name.
 pub fn make<'a>(
@@ -22,7 +28,7 @@ pub fn make<'a>(
 ) -> Result<Box<dyn Case + 'a>, BenchError> {
     let found = net::program(name, modes).or_else(|| disk::program(name, modes));
     let Some((spec, script, parse)) = found else {
-        return Err(BenchError::UnknownCase { name: name.into(), known: NAMES.join(", ") });
+        return Err(BenchError::UnknownCase { name: name.into(), known: known().join(", ") });
     };
     Ok(Box::new(Program { spec, shell, script, parse }))
 }
@@ -71,7 +77,7 @@ pub(crate) mod tests {
     #[test]
     fn every_name_makes_a_case_and_an_unknown_one_is_told() {
         let shell = Canned::new("");
-        for name in NAMES {
+        for name in known() {
             assert_eq!(make(name, &shell, &modes()).unwrap().spec().name, name);
         }
         let text = make("tcp_cc", &shell, &modes()).err().unwrap().to_string();

@@ -24,7 +24,8 @@ pub struct DemoArgs {
     /// Seconds of each load (0.2 to 60).
     #[arg(long, default_value = "0.7", value_parser = seconds)]
     secs: Duration,
-    /// Only these cases.
+    /// Only these cases. An ending `*` stands for all that begin so: `disk_read*` and `disk_write*`
+    /// are sequential loads of three sizes, which do not run unless named.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
     /// Three rounds of 0.8 s: to see that it works, not to measure.
@@ -46,12 +47,18 @@ impl DemoArgs {
 
     /// The names asked for, in the order in which cases run; all when none is.
     fn names(&self) -> Result<Vec<&'static str>, BenchError> {
-        let known = cases::NAMES;
-        if let Some(name) = self.cases.iter().find(|n| !known.contains(&n.as_str())) {
+        if self.cases.is_empty() {
+            return Ok(cases::NAMES.to_vec());
+        }
+        let known = cases::known();
+        let is_meant = |wanted: &str, name: &str| match wanted.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == wanted,
+        };
+        if let Some(name) = self.cases.iter().find(|c| !known.iter().any(|n| is_meant(c, n))) {
             return Err(BenchError::UnknownCase { name: name.clone(), known: known.join(", ") });
         }
-        let wanted = |n: &&str| self.cases.is_empty() || self.cases.iter().any(|c| c == n);
-        Ok(known.into_iter().filter(wanted).collect())
+        Ok(known.into_iter().filter(|n| self.cases.iter().any(|c| is_meant(c, n))).collect())
     }
 }
 
@@ -174,6 +181,8 @@ mod tests {
         let names = |list: &str| demo(&["--cases", list]).unwrap().names();
         assert_eq!(names("udp_rr,tcp_rr").unwrap(), ["tcp_rr", "udp_rr"]);
         assert_eq!(demo(&[]).unwrap().names().unwrap(), cases::NAMES);
+        let reads = ["disk_read_4m_d1", "disk_read_4m_d8"];
+        assert_eq!(names("disk_read_4m*").unwrap(), reads);
         assert!(names("tcp_rr,nope").unwrap_err().to_string().contains("named nope"));
     }
 
