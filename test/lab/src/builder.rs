@@ -286,6 +286,15 @@ impl GuestBuilder {
         format!("{},maxcpus={max}", self.vcpus)
     }
 
+    /// Whether somebody maps the guest's memory. QEMU's own devices do not: there it is private,
+    /// as users of those have it, and in huge pages.
+    fn shares_memory(&self) -> bool {
+        let own_cards = self.nets.iter().all(|net| !matches!(net, Net::VhostUser(_)));
+        let own_disks = self.disks.iter().all(|disk| !matches!(disk, Disk::VhostUser(_)));
+        let only_own = own_cards && own_disks && self.vsock.is_none() && self.root_ports == 0;
+        !(only_own && self.qemu_arguments.is_empty())
+    }
+
     fn arguments(&self, kernel: &Kernel, image: &Image, files: &Files, qemu: &Qemu) -> Vec<String> {
         let mut arguments = Arguments::for_qemu(qemu);
         let path = |path: &Path| path.to_string_lossy().into_owned();
@@ -298,8 +307,8 @@ impl GuestBuilder {
         arguments.add("cpu", "max,-erms,-fsrm");
         arguments.add("smp", self.smp());
         arguments.add("m", memory);
-        // Shared, so that vhost-user back ends can map it.
-        arguments.add("object", format!("memory-backend-memfd,id=mem,size={memory}M,share=on"));
+        let memory_kind = if self.shares_memory() { "memfd,share=on" } else { "ram" };
+        arguments.add("object", format!("memory-backend-{memory_kind},id=mem,size={memory}M"));
         arguments.add("kernel", path(&kernel.image()));
         arguments.add("initrd", path(image.path()));
         arguments.add("append", self.kernel_cmdline());
@@ -348,6 +357,8 @@ mod tests {
         assert!(words.contains("lab.mods=virtio_net,vmw_vsock_virtio_transport "), "{words}");
         assert!(words.ends_with(" extra=1"), "{words}");
         assert_eq!(guest.addresses, [(0, "10.0.0.1/24".into()), (1, "fd00::1/64".into())]);
+        assert!(guest.shares_memory());
+        assert!(!GuestBuilder::new("b").net(Net::tap("t0")).disk(Disk::file("/f")).shares_memory());
         let words = GuestBuilder::new("b").kernel_cmdline();
         assert!(words.ends_with("lab.name=b lab.mods="), "{words}");
     }
