@@ -44,7 +44,7 @@ struct mr_lent {
 };
 
 struct mr_queue_stats {
-	u64 sent, sent_bytes, referred, referred_bytes, full, kicks;
+	u64 sent, sent_bytes, referred, referred_bytes, full, held, kicks;
 	u64 received, received_bytes, borrowed, busy_pages, no_client;
 };
 
@@ -64,6 +64,7 @@ struct mr_queue {
 	u32 free_len;
 	u16 free_slots[MR_SLOTS];
 	u32 waiting_clients; /* clients whose message found the ring full, by bit */
+	u32 held_clients; /* clients whose message was above a ceiling, by bit */
 	struct mr_lent *lent;
 
 	/* Consumer; one NAPI context, but for `done`, which has the peer's borrow_lock. */
@@ -139,6 +140,24 @@ struct mr_retry {
 	u8 beats; /* heartbeats until the next attempt */
 };
 
+/* One ceiling; see channel_ceiling.c. */
+struct mr_bucket {
+	u64 rate; /* 0: no ceiling */
+	u64 free_ns; /* when a message may be sent */
+	u64 rest; /* of the last division, in nanoseconds times the rate */
+};
+
+struct mr_ceiling {
+	bool is_set; /* whether there is any ceiling; read without the lock */
+	spinlock_t lock; /* inside the queues' locks */
+	struct mr_bucket bytes, ops;
+	u64 burst_ns;
+	bool is_waiting; /* queues wait, or may; the timer is queued, or runs */
+	const struct mr_queue *turn; /* the one that may send meanwhile; compared only */
+	u32 turn_at, turn_left; /* its number, and the bytes left to it */
+	struct hrtimer timer;
+};
+
 struct mr_channel {
 	struct pci_dev *pdev;
 	void __iomem *regs;
@@ -152,6 +171,7 @@ struct mr_channel {
 	bool leaving; /* the host wants it, or the kernel module is unloaded */
 	bool stopping; /* the kernel module is unloaded */
 	u32 excludes_len, excludes_seq, held_excludes_seq;
+	struct mr_ceiling ceiling;
 	struct mr_dir *dir;
 	u32 own_index;
 	struct net_device *napi_dev;
@@ -216,6 +236,13 @@ void mr_queue_reclaim(struct mr_queue *q);
 bool mr_queue_request_doorbell(struct mr_queue *q);
 void mr_queue_release_all(struct mr_queue *q);
 u32 mr_queue_count_lent(struct mr_queue *q);
+
+/* channel_ceiling.c */
+void mr_ceiling_init(struct mr_channel *ch);
+void mr_ceiling_exit(struct mr_channel *ch);
+void mr_ceiling_set(struct mr_channel *ch, const struct mr_host *h);
+bool mr_ceiling_may_send(struct mr_queue *q, const struct mr_tx *tx);
+void mr_ceiling_charge(struct mr_queue *q, u32 len);
 
 /* channel_rx.c */
 int mr_vectors_start(struct mr_channel *ch);

@@ -25,8 +25,8 @@ static void show_queue(struct seq_file *m, struct mr_queue *q)
 	seq_printf(m, " referred %llu referred_bytes %llu", s->referred, s->referred_bytes);
 	seq_printf(m, " received %llu received_bytes %llu borrowed %llu busy_pages %llu",
 		   s->received, s->received_bytes, s->borrowed, s->busy_pages);
-	seq_printf(m, " full %llu kicks %llu no_client %llu lent %u\n", s->full, s->kicks,
-		   s->no_client, mr_queue_count_lent(q));
+	seq_printf(m, " full %llu held %llu kicks %llu no_client %llu lent %u\n", s->full, s->held,
+		   s->kicks, s->no_client, mr_queue_count_lent(q));
 }
 
 /* Positions of the indices, for debugging a lost message. */
@@ -89,6 +89,12 @@ static void show_member(struct seq_file *m, const struct mr_channel *ch)
 		   div_u64(ch->doorbell_ns, 1000));
 }
 
+static void show_ceiling(struct seq_file *m, const struct mr_ceiling *c)
+{
+	seq_printf(m, "ceiling bytes_per_s %llu ops_per_s %llu burst_ms %llu\n", c->bytes.rate,
+		   c->ops.rate, div_u64(c->burst_ns, NSEC_PER_MSEC));
+}
+
 static int channel_show(struct seq_file *m, void *unused)
 {
 	struct mr_memory *memory;
@@ -97,8 +103,10 @@ static int channel_show(struct seq_file *m, void *unused)
 	mutex_lock(&mr_lock);
 	for (i = 0; mr_channel && i < mr_channel->queues; i++)
 		show_vector(m, &mr_channel->vector[i]);
-	if (mr_channel)
+	if (mr_channel) {
 		show_member(m, mr_channel);
+		show_ceiling(m, &mr_channel->ceiling);
+	}
 	list_for_each_entry(memory, &mr_memories, list)
 		seq_printf(m, "memory slot %u mapped %d len %llu in_use %lu\n", memory->slot,
 			   memory->mapped, memory->len, pages_in_use(memory));

@@ -77,8 +77,8 @@ static bool copy_host_half(struct mr_channel *ch)
 }
 
 /*
- * Copies members and excluded flows from the mailbox. False: the host is writing them, and rings
- * afterwards.
+ * Copies members, excluded flows and ceilings from the mailbox. False: the host is writing them,
+ * and rings afterwards.
  */
 bool mr_mailbox_read_table(struct mr_channel *ch)
 {
@@ -91,6 +91,7 @@ bool mr_mailbox_read_table(struct mr_channel *ch)
 	memcpy(ch->excludes, ch->host_half + MR_EXCLUDE_OFF, sizeof(ch->excludes));
 	ch->excludes_seq = le32_to_cpu(h->excludes_seq);
 	ch->excludes_len = min_t(u32, le32_to_cpu(h->excludes_len), MR_MAX_EXCLUDES);
+	mr_ceiling_set(ch, h);
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		ch->table[i].name[MR_NAME_LEN - 1] = 0;
 		if (le32_to_cpu(ch->table[i].state) != MR_MEMBER_NONE &&
@@ -102,7 +103,7 @@ bool mr_mailbox_read_table(struct mr_channel *ch)
 
 static void report_link(const struct mr_peer *peer, struct mr_link_status *status)
 {
-	u64 sent = 0, received = 0, sent_bytes = 0, referred_bytes = 0;
+	u64 sent = 0, received = 0, sent_bytes = 0, referred_bytes = 0, received_bytes = 0;
 	u32 i, lent = 0;
 
 	for (i = 0; i < peer->queues; i++) {
@@ -110,6 +111,7 @@ static void report_link(const struct mr_peer *peer, struct mr_link_status *statu
 
 		sent += stats->sent;
 		received += stats->received;
+		received_bytes += stats->received_bytes;
 		sent_bytes += stats->sent_bytes;
 		referred_bytes += stats->referred_bytes;
 		lent += mr_queue_count_lent(&peer->queue[i]);
@@ -121,6 +123,7 @@ static void report_link(const struct mr_peer *peer, struct mr_link_status *statu
 	status->received = cpu_to_le64(received);
 	status->sent_bytes = cpu_to_le64(sent_bytes);
 	status->referred_bytes = cpu_to_le64(referred_bytes);
+	status->received_bytes = cpu_to_le64(received_bytes);
 	status->refused = cpu_to_le64(atomic64_read(&peer->refused));
 	/* Written last: the host acts on it. */
 	mr_publish32(&status->state, peer->state);

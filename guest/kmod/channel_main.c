@@ -13,7 +13,8 @@
  * page, whose place the host knows; from there a page per link; from there rings, slots, FIFOs and
  * indices (channel_queue.c). So a guest can write only its own messages in the memory that another
  * one reads, and these are copied, checked and used (channel_rx.c). Sending writes own memory and
- * rings a doorbell, if the peer has asked for one (channel_tx.c).
+ * rings a doorbell, if the peer has asked for one (channel_tx.c); no more of it than the host has
+ * allowed us (channel_ceiling.c).
  *
  * Limits: millrace_abi.h. Memory of a peer costs 64 bytes for each of its pages; rings cost
  * 132 KiB and the FIFO (parameter fifo_kb) for each queue and peer.
@@ -150,6 +151,7 @@ static int doorbell_probe(struct pci_dev *pdev)
 	ch->pdev = pdev;
 	INIT_WORK(&ch->control, control_work);
 	INIT_DELAYED_WORK(&ch->beat, beat_work);
+	mr_ceiling_init(ch);
 	pci_set_master(pdev);
 	err = channel_open(ch);
 	if (!err) {
@@ -204,6 +206,7 @@ static void doorbell_remove(struct mr_channel *ch)
 	cancel_delayed_work_sync(&ch->beat);
 	mr_vectors_stop(ch);
 	cancel_work_sync(&ch->control);
+	mr_ceiling_exit(ch);
 	pci_free_irq_vectors(ch->pdev);
 	channel_free(ch);
 }

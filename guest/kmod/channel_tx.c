@@ -303,6 +303,7 @@ static void publish(struct mr_queue *q)
 int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx)
 {
 	struct mr_queue *q = &peer->queue[queue];
+	bool has_ceiling = READ_ONCE(peer->ch->ceiling.is_set);
 	int err = -ENOTCONN;
 
 	if (tx->len > MR_MAX_MESSAGE_LEN || queue >= peer->queues)
@@ -312,6 +313,9 @@ int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx)
 	if (!READ_ONCE(peer->open) ||
 	    !(mr_read32(&peer->peer_link->clients) & BIT(tx->client)))
 		goto out;
+	err = -ENOSPC;
+	if (unlikely(has_ceiling) && !mr_ceiling_may_send(q, tx))
+		goto out;
 	mr_queue_reclaim(q);
 	do {
 		err = put_entry(q, tx);
@@ -320,6 +324,8 @@ int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx)
 		q->stats.sent++;
 		q->stats.sent_bytes += tx->len;
 		publish(q);
+		if (unlikely(has_ceiling))
+			mr_ceiling_charge(q, tx->len);
 	}
 out:
 	spin_unlock_bh(&q->lock);

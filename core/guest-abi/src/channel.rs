@@ -11,7 +11,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of these structures.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Magic number of [`Host`].
 pub const HOST_MAGIC: u64 = u64::from_le_bytes(*b"MRHOST\0\0");
@@ -68,6 +68,8 @@ pub const MAX_HEAD_LEN: usize = 192;
 pub const MAX_SEGS: usize = 18;
 /// Most bytes of a message: 64 KiB and headers.
 pub const MAX_MESSAGE_LEN: u32 = 65_920;
+/// Least bytes that a message counts for [`Host::ceiling_bytes_per_s`], as a frame at the switch.
+pub const MIN_CHARGE_LEN: u32 = 512;
 
 /// Values of [`Member::state`].
 pub mod member_state {
@@ -179,6 +181,15 @@ pub struct Host {
     pub excludes_seq: U32,
     /// Trust domain, for people; zero-terminated.
     pub domain: [u8; NAME_LEN],
+    /// Most bytes that this member may send in a second, to all peers together, each message
+    /// counted with [`MIN_CHARGE_LEN`] at least; 0: no ceiling.
+    pub ceiling_bytes_per_s: U64,
+    /// Most messages that it may send in a second; 0: no ceiling.
+    pub ceiling_ops_per_s: U64,
+    /// Milliseconds of both ceilings that it may use at once after a pause.
+    pub ceiling_burst_ms: U32,
+    /// Zero.
+    pub reserved: U32,
 }
 
 /// Entry of the member table: [`MAX_MEMBERS`] of them at [`TABLE_OFF`], this member's included.
@@ -257,8 +268,8 @@ pub struct LinkStatus {
     pub referred_bytes: U64,
     /// Messages of the peer that were wrong.
     pub refused: U64,
-    /// Zero.
-    pub reserved: U64,
+    /// Bytes of the received messages.
+    pub received_bytes: U64,
 }
 
 /// Header at [`GUEST_OFF`] of the mailbox. Written by the member; the host copies it and believes

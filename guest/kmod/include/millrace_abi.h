@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define MR_VERSION 4
+#define MR_VERSION 5
 
 /* "MRHOST\0\0", "MRGUEST\0", "MRDIR\0\0\0", "MRLINK\0\0" as little-endian numbers. */
 #define MR_HOST_MAGIC 0x000054534f48524dULL
@@ -66,6 +66,11 @@ struct mr_host {
 	__le32 excludes_len; /* used entries at MR_EXCLUDE_OFF */
 	__le32 excludes_seq; /* counted up with every change; the member answers with it */
 	__u8 domain[MR_NAME_LEN]; /* trust domain, for people; zero-terminated */
+	/* What this member may send in a second, to all peers together; 0: no ceiling. */
+	__le64 ceiling_bytes_per_s; /* a message counts MR_MIN_CHARGE_LEN at least */
+	__le64 ceiling_ops_per_s; /* messages */
+	__le32 ceiling_burst_ms; /* so much of both may be used at once after a pause */
+	__le32 reserved;
 };
 
 enum mr_member_state {
@@ -128,7 +133,7 @@ struct mr_link_status {
 	__le64 sent_bytes;
 	__le64 referred_bytes; /* part of sent_bytes that was passed by reference */
 	__le64 refused; /* messages of the peer that were wrong */
-	__le64 reserved;
+	__le64 received_bytes;
 };
 
 /* At MR_GUEST_OFF of the mailbox. Written by the member; the host believes nothing of it. */
@@ -157,6 +162,7 @@ struct mr_guest {
 #define MR_MAX_HEAD_LEN 192 /* bytes that a slot carries itself: headers */
 #define MR_MAX_SEGS 18 /* pieces of pages of a message by reference: 64 KiB in pages, unaligned */
 #define MR_MAX_MESSAGE_LEN 65920 /* 64 KiB and headers */
+#define MR_MIN_CHARGE_LEN 512 /* least bytes that a message counts for a ceiling */
 
 /* An entry of the directory: where the link to one peer is. */
 struct mr_dir_entry {

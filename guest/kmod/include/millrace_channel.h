@@ -13,7 +13,8 @@
  * keeps too many makes its peer copy (see want_copies in millrace_abi.h).
  *
  * Order: messages on one queue to one peer arrive in the order of mr_send(). Nothing is lost
- * while the link is up: a full ring is -ENOSPC, and ->writable() tells when to try again.
+ * while the link is up: a full ring, and a ceiling that is reached, is -ENOSPC, and ->writable()
+ * tells when to try again.
  */
 #ifndef MILLRACE_CHANNEL_H
 #define MILLRACE_CHANNEL_H
@@ -56,7 +57,8 @@ struct mr_tx {
  * @peer_down: the peer takes no more messages; mr_send() says -ENOTCONN. May sleep.
  * @receive: a message came. Softirq; @rx is valid until the function returns.
  * @received: the last ->receive() of a batch is over. Softirq.
- * @writable: a ring that was full has room. Softirq.
+ * @writable: a ring that was full has room, or a ceiling lets its queue send. Softirq. Several
+ *   CPUs may call it at once.
  * @table_changed: members, their addresses or the excluded flows changed. May sleep.
  */
 struct mr_client {
@@ -89,8 +91,8 @@ void mr_client_unregister(const struct mr_client *client);
 
 /*
  * Sends a message; the bytes may be reused and the caller's page references dropped afterwards.
- * Any context but hard interrupts. Returns 0, -ENOSPC (ring full, ->writable() will be called),
- * -ENOTCONN (no link), -EMSGSIZE.
+ * Any context but hard interrupts. Returns 0, -ENOSPC (ring full or ceiling reached, ->writable()
+ * will be called), -ENOTCONN (no link), -EMSGSIZE.
  */
 int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx);
 /* Whether the peer has taken all messages that were sent to it. */

@@ -81,6 +81,8 @@ pub struct Link {
     pub referred_bytes: u64,
     /// Number of the peer's messages that were wrong.
     pub refused: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
 }
 
 /// Report of a member, out of its half of the mailbox.
@@ -184,6 +186,7 @@ fn check(index: usize, status: &LinkStatus) -> Result<Link, String> {
         sent_bytes: status.sent_bytes.get(),
         referred_bytes: status.referred_bytes.get(),
         refused: status.refused.get(),
+        received_bytes: status.received_bytes.get(),
     })
 }
 
@@ -214,7 +217,7 @@ mod tests {
         };
         for (error, text) in [
             (says(|g| g.magic = 1.into()), "magic number is 0x1;"),
-            (says(|g| g.version = 2.into()), "version 2; 4 expected"),
+            (says(|g| g.version = 2.into()), "version 2; 5 expected"),
             (says(|g| g.state = 4.into()), "state is 4; the highest is 3"),
             (says(|g| g.dir_off = 1.into()), "directory is at 0x1;"),
             (says(|g| g.dir_off = WINDOW.into()), "within 0x100000 bytes"),

@@ -38,12 +38,12 @@ fn structures() -> Vec<Fact> {
     fields!(facts, mr_region, Region: gpa, len, off);
     fields!(facts, mr_host, Host: magic, version, member_id, host_id, vectors, heartbeat_ms,
         dead_after_ms, heartbeat, table_seq, regions_len, window_len, regions, excludes_len,
-        excludes_seq, domain);
+        excludes_seq, domain, ceiling_bytes_per_s, ceiling_ops_per_s, ceiling_burst_ms, reserved);
     fields!(facts, mr_member, Member: id, state, generation, dir_off, window_len, slot, macs_len,
         addresses_len, reserved0, name, macs, addresses, reserved);
     fields!(facts, mr_exclude, Exclude: local, remote, local_port, remote_port, protocol);
     fields!(facts, mr_link_status, LinkStatus: peer_id, state, borrowed, lent, sent, received,
-        sent_bytes, referred_bytes, refused, reserved);
+        sent_bytes, referred_bytes, refused, received_bytes);
     fields!(facts, mr_guest, Guest: magic, version, state, generation, dir_off, heartbeat,
         excludes_seq, reserved, links);
     fields!(facts, mr_dir_entry, DirEntry: peer_id, reserved, peer_generation, link_off);
@@ -74,6 +74,7 @@ fn constants() -> Vec<Fact> {
         MR_MAX_QUEUES: MAX_QUEUES, MR_RING_LEN: RING_LEN, MR_SLOTS: SLOTS, MR_DONE_LEN: DONE_LEN,
         MR_MAX_FIFO_CHUNKS: MAX_FIFO_CHUNKS, MR_META_LEN: META_LEN, MR_MAX_HEAD_LEN: MAX_HEAD_LEN,
         MR_MAX_SEGS: MAX_SEGS, MR_MAX_MESSAGE_LEN: MAX_MESSAGE_LEN,
+        MR_MIN_CHARGE_LEN: MIN_CHARGE_LEN,
         MR_MEMBER_NONE: member_state::NONE, MR_MEMBER_JOINED: member_state::JOINED,
         MR_MEMBER_ACTIVE: member_state::ACTIVE, MR_MEMBER_LEAVING: member_state::LEAVING,
         MR_MEMBER_DEAD: member_state::DEAD, MR_GUEST_NONE: guest_state::NONE,

@@ -91,7 +91,7 @@ fn the_members_half_is_what_it_wrote_until_it_is_forgotten() {
     let mut guest = Guest::new_zeroed();
     guest.magic = GUEST_MAGIC.into();
     guest.dir_off = 4096.into();
-    guest.links[31].reserved = 9.into();
+    guest.links[31].received_bytes = 9.into();
     member.enqueue(&guest);
     assert_eq!(mailbox.guest(), guest);
     mailbox.clear_guest();
