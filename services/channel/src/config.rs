@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use base::limits::MAX_NAME_LEN_BYTES;
 use guest_abi::channel::{MAX_ADDRESSES, MAX_EXCLUDES, MAX_MACS, MAX_VECTORS, NAME_LEN};
 
+use crate::ceiling::Ceiling;
 use crate::error::ChannelError;
 use crate::memory::MemberMemory;
 
@@ -99,6 +100,8 @@ pub struct MemberConfig {
     /// Flows that stay off the channel from the start until [`crate::Channels::exclude`] names
     /// others, at most [`MAX_EXCLUDES`].
     pub excludes: Vec<Flow>,
+    /// Most that it may send, until [`crate::Channels::set_ceiling`] says otherwise.
+    pub ceiling: Ceiling,
 }
 
 impl MemberConfig {

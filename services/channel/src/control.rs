@@ -12,6 +12,8 @@ use base::event::Event;
 use guest_abi::channel::MAX_MEMBERS;
 use rustix::event::{PollFd, PollFlags};
 
+use crate::ceiling::Ceiling;
+use crate::ceiling_check::CeilingCheck;
 use crate::config::{ChannelsConfig, Flow, MemberConfig};
 use crate::domain::{Timing, TrustDomain};
 use crate::error::ChannelError;
@@ -31,6 +33,7 @@ pub(crate) enum ControlInput {
     Leave(String, Reply),
     SetAddresses(String, Vec<[u8; 6]>, Vec<IpAddr>, Reply),
     Exclude(String, Vec<Flow>, Reply),
+    SetCeiling(String, Ceiling, Reply),
     List(SyncSender<Vec<MemberInfo>>),
     /// Report of the worker of the member with this serial number.
     WorkerReport(u64, WorkerReport),
@@ -159,6 +162,12 @@ impl ControlThread {
                     (member.macs, member.addresses) = (macs, addresses);
                     answer(reply, Ok(()));
                 });
+            }
+            ControlInput::SetCeiling(vm, ceiling, reply) => {
+                let mut domains = self.domains.values_mut();
+                let found = domains.any(|domain| domain.set_ceiling(&vm, ceiling, now));
+                let missing = || ChannelError::NotMember { vm };
+                answer(reply, if found { Ok(()) } else { Err(missing()) });
             }
             ControlInput::Exclude(vm, flows, reply) => {
                 let until = now + Duration::from_millis(self.config.exclude_timeout_ms);
@@ -294,6 +303,8 @@ impl ControlThread {
             worker: None,
             stage: MemberStage::Joining,
             why_broken: None,
+            is_over_ceiling: false,
+            ceiling: CeilingCheck::new(config.ceiling, now),
             bell: Some(PlugState::Plugging(DevicePart::Bell.new_id())),
             peers: BTreeMap::new(),
             report: None,

@@ -182,6 +182,7 @@ impl TrustDomain {
         // No device is unplugged on an old report.
         self.read_report(now);
         self.break_silent_members(now);
+        self.check_ceilings(now);
         let jobs = self.reconcile();
         // Before the devices are plugged.
         self.record_memberships(registry);
@@ -345,6 +346,10 @@ impl TrustDomain {
             host.heartbeat_ms = self.timing.heartbeat_ms.into();
             host.dead_after_ms = self.timing.dead_after_ms.into();
             host.window_len = member.memory.window_len.into();
+            let ceiling = member.ceiling.ceiling();
+            host.ceiling_bytes_per_s = ceiling.bytes_per_s.into();
+            host.ceiling_ops_per_s = ceiling.ops_per_s.into();
+            host.ceiling_burst_ms = ceiling.burst_ms.into();
             let (excludes, seq) = (&member.excludes, member.excludes_seq);
             let mut table = Table::new(host, &self.name, &member.memory.regions, excludes, seq);
             for (other, entry) in &self.members {

@@ -31,6 +31,11 @@
 //! module is silent for 15 times `dead_after_ms` while another one leaves: the leaver's memory is
 //! taken back from it, even if it still uses it.
 //!
+//! **Ceilings** (`ceiling`) are kept by the member's own kernel module, which has them from its
+//! mailbox. The host only checks, by what the peers' modules say that they received of it
+//! (`ceilings`, `ceiling_check`): a member that is over its ceiling by a clear margin is broken, so
+//! its traffic goes by its network port again, whose ceiling the guest cannot pass.
+//!
 //! **After a restart** of the daemon, the registry knows the devices of each VM; they are unplugged
 //! when the VM joins again. [`Channels::stop`] shows everyone as leaving, and leaves the rest to
 //! this.
@@ -51,6 +56,9 @@
 //!   runs as a user that may: the guest cannot, a QEMU that was taken over can.
 //! - With ACPI's hot-plug (QEMU's default for q35) a guest lets a device go at once; with that of
 //!   the root ports Linux takes 5 s, and leaving 12 s: more than the default for it.
+//! - A member that is over its ceiling is found once its peers have received above it what fits
+//!   into all their rings, 10 MiB each, and ten seconds of the ceiling. Peers that lie for it hide
+//!   it, and ones that lie against it break it: they are of its trust domain.
 //! - While a doorbell is plugged, QEMU refuses to migrate the VM.
 //! - A member that lives, and keeps what another one lent it, is waited for: `leave` says after its
 //!   time-out who that is. Only silence ends it.
@@ -62,6 +70,9 @@
 //! - A guest that ejects a peer's memory gets it back when a root port becomes free, one that
 //!   ejects its doorbell is broken until it leaves.
 
+mod ceiling;
+mod ceiling_check;
+mod ceilings;
 mod config;
 mod control;
 mod domain;
@@ -95,6 +106,7 @@ use std::thread::JoinHandle;
 use crate::registry::{FileRegistry, Registry};
 use base::event::Event;
 
+pub use ceiling::Ceiling;
 pub use config::{
     ChannelsConfig, DEFAULT_DEAD_AFTER_MS, DEFAULT_DRAIN_TIMEOUT_MS, DEFAULT_EXCLUDE_TIMEOUT_MS,
     DEFAULT_HEARTBEAT_MS, DEFAULT_ROOT_PORTS, DEFAULT_VECTORS, Flow, MemberConfig,
@@ -188,6 +200,14 @@ impl Channels {
     pub fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {
         config::check_flows(vm, flows)?;
         self.ask(|reply| ControlInput::Exclude(vm.into(), flows.into(), reply))
+    }
+
+    /// Changes what a VM may send over its channels. Does not wait for its guest to know.
+    ///
+    /// # Errors
+    /// It is no member.
+    pub fn set_ceiling(&self, vm: &str, ceiling: Ceiling) -> Result<(), ChannelError> {
+        self.ask(|reply| ControlInput::SetCeiling(vm.into(), ceiling, reply))
     }
 
     /// Lists all members, dead ones included whose memory others still have.

@@ -9,6 +9,7 @@ use std::time::Instant;
 use crate::registry::{Membership, PluggedDevice};
 use guest_abi::channel::{self, member_state};
 
+use crate::ceiling_check::CeilingCheck;
 use crate::config::Flow;
 use crate::error::ChannelError;
 use crate::mailbox::Mailbox;
@@ -118,6 +119,9 @@ pub(crate) struct Member {
     pub stage: MemberStage,
     /// Reason why the member is broken.
     pub why_broken: Option<String>,
+    /// Whether that is its ceiling.
+    pub is_over_ceiling: bool,
+    pub ceiling: CeilingCheck,
     /// State of the doorbell; none when there is none (any more).
     pub bell: Option<PlugState>,
     /// States of peers' memory, by their index.
@@ -202,6 +206,7 @@ impl Member {
         if self.stage == MemberStage::Broken && self.bell.is_some() {
             self.stage = MemberStage::Joined;
             self.why_broken = None;
+            self.is_over_ceiling = false;
         }
     }
 

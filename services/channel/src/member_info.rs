@@ -21,6 +21,8 @@ pub struct MemberInfo {
     pub state: &'static str,
     /// Reason why the member is broken.
     pub why_broken: Option<String>,
+    /// Whether it is broken because it sent more than its ceiling.
+    pub is_over_ceiling: bool,
     /// Number that the kernel module has for this load; none when it has not spoken.
     pub generation: Option<u64>,
     /// Whether its kernel module has not counted its heartbeat up for `dead_after_ms`.
@@ -73,6 +75,7 @@ fn one(domain: &TrustDomain, member: &Member, now: Instant) -> MemberInfo {
         id: member.id(),
         state: member.state_name(),
         why_broken: member.why_broken.clone(),
+        is_over_ceiling: member.is_over_ceiling,
         generation: member.report.as_ref().map(|report| report.generation),
         is_silent: member.is_silent(now, domain.timing.dead_after_ms),
         window_len_bytes: member.memory.window_len,

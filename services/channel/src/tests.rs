@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::testing::fake_guest::FakeGuest;
 use crate::testing::fake_qemu::FakeQemu;
 use crate::testing::{World, config};
-use crate::{ChannelError, Flow, MemberConfig};
+use crate::{Ceiling, ChannelError, Flow, MemberConfig};
 
 const A: usize = 0;
 const B: usize = 1;
@@ -441,4 +441,68 @@ fn ejected_by_the_guest_is_not_plugged_again_and_again() {
     assert!(qemu_a.books().objects.is_empty());
     qemu_a.let_go("millrace-bell");
     qemu_a.wait_for("its connection to go", |books| books.chardevs.is_empty());
+}
+
+const CEILING: Ceiling = Ceiling { bytes_per_s: 1 << 20, ops_per_s: 1000, burst_ms: 100 };
+
+#[test]
+fn a_member_reads_its_own_ceiling_in_its_mailbox() {
+    let world = World::new(|_| ());
+    let qemu = FakeQemu::new(4);
+    world.channels.join(MemberConfig { ceiling: CEILING, ..config("a", &qemu) }).unwrap();
+    let a = FakeGuest::of(&qemu);
+    let (_qemu_b, b) = world.vm("b", 4);
+    let of = |guest: &FakeGuest| {
+        let host = guest.mailbox.host();
+        let (bytes_per_s, ops_per_s) = (host.ceiling_bytes_per_s.get(), host.ceiling_ops_per_s);
+        let burst_ms = host.ceiling_burst_ms.get();
+        Ceiling { bytes_per_s, ops_per_s: ops_per_s.get(), burst_ms }
+    };
+    assert_eq!((of(&a), of(&b)), (CEILING, Ceiling::default()));
+    let other = Ceiling { bytes_per_s: 0, ops_per_s: 7, burst_ms: 1 };
+    world.channels.set_ceiling("a", other).unwrap();
+    a.wait_for("the other ceiling", |a| of(a) == other);
+    assert_eq!(of(&b), Ceiling::default());
+    let error = world.channels.set_ceiling("c", other).unwrap_err();
+    assert!(matches!(error, ChannelError::NotMember { .. }), "{error}");
+}
+
+#[test]
+fn abuse_V20_a_member_over_its_ceiling_loses_its_channel_and_nobody_else() {
+    let world = World::new(|_| ());
+    let qemu_a = FakeQemu::new(4);
+    world.channels.join(MemberConfig { ceiling: CEILING, ..config("a", &qemu_a) }).unwrap();
+    let mut a = FakeGuest::of(&qemu_a);
+    let [(_qemu_b, mut b), (_qemu_c, mut c)] = ["b", "c"].map(|vm| world.vm(vm, 4));
+    let guests = [&mut a, &mut b, &mut c];
+    for (index, guest) in guests.into_iter().enumerate() {
+        guest.announce(11 + index as u64, 4096);
+        (0..3).filter(|peer| *peer != index).for_each(|peer| guest.link(peer, link_state::UP, 0));
+    }
+    b.wait_for("all active", |b| (0..3).all(|peer| b.state(peer) == member_state::ACTIVE));
+    // Its own counters are not asked, neither for it nor against it, and c has no ceiling.
+    a.says.links[B].sent_bytes = (1 << 40).into();
+    a.says.links[2].received_bytes = (1 << 40).into();
+    a.call();
+    b.says.links[A].received_bytes = (8 << 20).into();
+    b.call();
+    assert_eq!(world.info("a").state, "active");
+    b.says.links[A].received = 5000.into();
+    b.says.links[A].received_bytes = (1 << 30).into();
+    b.call();
+    for peer in [&b, &c] {
+        peer.wait_for("leaving", |peer| peer.state(A) == member_state::LEAVING);
+        assert_eq!(peer.state(2), member_state::ACTIVE);
+    }
+    a.wait_for("told to leave", |a| a.state(A) == member_state::LEAVING);
+    let info = world.info("a");
+    assert_eq!((info.state, info.is_over_ceiling), ("broken", true));
+    let why = info.why_broken.unwrap();
+    let begins = format!("its peers received {} bytes of it in ", 1 << 30);
+    assert!(why.starts_with(&begins) && why.ends_with("; its ceiling is 1048576"), "{why}");
+
+    // Its next guest may be honest.
+    qemu_a.event(&json!({"event": "RESET", "data": {"guest": true}}));
+    b.wait_for("back", |b| b.state(A) == member_state::JOINED);
+    assert!(!world.info("a").is_over_ceiling);
 }

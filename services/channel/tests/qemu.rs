@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use channel::{Channels, ChannelsConfig, MemberConfig, MemberMemory, MemoryRegion};
+use channel::{Ceiling, Channels, ChannelsConfig, MemberConfig, MemberMemory, MemoryRegion};
 use guest_abi::channel::{GUEST_MAGIC, GUEST_OFF, HOST_MAGIC, MAILBOX_LEN, TABLE_OFF, VERSION};
 use lab::{Guest, GuestBuilder, KernelChoice, Lab};
 
@@ -84,6 +84,7 @@ fn join(channels: &Channels, lab: &Lab, guest: &Guest) {
         macs: Vec::new(),
         addresses: Vec::new(),
         excludes: Vec::new(),
+        ceiling: Ceiling::default(),
     });
     // A QEMU that has ended says more than its monitor.
     if let Err(error) = joined {

@@ -23,6 +23,9 @@ pub struct ChannelStatus {
     pub id: Option<u16>,
     /// Whether its kernel module has sent no heartbeat for `dead_after_ms`.
     pub silent: bool,
+    /// Whether it is broken because it sent more than its ceiling; for metrics, beside `reason`.
+    #[serde(skip)]
+    pub over_ceiling: bool,
     /// Bytes of its memory that peers see.
     pub window_len_bytes: u64,
     /// MAC addresses that peers know it by.
@@ -46,6 +49,7 @@ impl ChannelStatus {
             auto,
             id: None,
             silent: false,
+            over_ceiling: false,
             window_len_bytes: 0,
             macs: Vec::new(),
             addresses: Vec::new(),
@@ -69,7 +73,7 @@ pub enum ChannelState {
     Active,
     /// Gives back what it has of others, and waits for what others have of it.
     Leaving,
-    /// The kernel module sent nonsense, or the VM lost its doorbell.
+    /// The kernel module sent nonsense or more than its ceiling, or the VM lost its doorbell.
     Broken,
     /// The VM is gone, and peers still have its memory.
     Dead,

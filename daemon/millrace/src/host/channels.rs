@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use anyhow::Context;
 use base::sync::lock;
 use channel::{ChannelError, MemberInfo};
-use config::Config;
+use config::{Config, CreditConfig};
 use control::plane::{ChannelState, ChannelStatus, PlaneError};
 use control::sample::Metrics;
 use flow::FlowKey;
@@ -140,6 +140,14 @@ impl Channels {
     /// Has a VM's thread look at its ports, which came or went.
     pub fn ports_changed(&self, vm: &str) {
         if let Some(seat) = self.seat(vm) {
+            seat.inbox.look();
+        }
+    }
+
+    /// Changes the ceilings of a VM's channel, if it has one, to those that it is granted.
+    pub fn grant(&self, vm: &str, credit: &CreditConfig) {
+        if let Some(seat) = self.seat(vm) {
+            seat.vm.grant(credit);
             seat.inbox.look();
         }
     }

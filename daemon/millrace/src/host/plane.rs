@@ -341,6 +341,7 @@ impl Plane for Host {
             return Err(PlaneError::NotFound { what: "VM", name: vm.into() });
         };
         self.accounts.grant(vm, &credit).map_err(|e| PlaneError::Failed(describe(&e)))?;
+        self.channels.grant(vm, &credit);
         change.runtime_changes.record_grant(vm, was, credit);
         tracing::info!(%vm, ?credit, "granted");
         Ok(credit)

@@ -111,7 +111,7 @@ pub fn guest(name: &str, daemon: &Daemon, machine: Machine) -> GuestBuilder {
 }
 
 /// A number after a word in one of the modules' listings, summed over all lines that begin so.
-fn number(listing: &str, line: &str, word: &str) -> u64 {
+pub fn number(listing: &str, line: &str, word: &str) -> u64 {
     listing
         .lines()
         .filter(|text| text.split_whitespace().next() == Some(line))

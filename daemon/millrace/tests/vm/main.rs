@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod channel_ceiling;
 mod channel_device;
 mod channel_hostile;
 mod channel_migration;

@@ -6,7 +6,7 @@ pub(crate) mod fake_qemu;
 use rustix::fs::MemfdFlags;
 use tempfile::TempDir;
 
-use crate::{Channels, ChannelsConfig, MemberConfig, MemberMemory, MemoryRegion};
+use crate::{Ceiling, Channels, ChannelsConfig, MemberConfig, MemberMemory, MemoryRegion};
 use fake_guest::FakeGuest;
 use fake_qemu::FakeQemu;
 
@@ -71,5 +71,6 @@ pub(crate) fn config(vm: &str, qemu: &FakeQemu) -> MemberConfig {
         macs: vec![[2, 0, 0, 0, 0, 1]],
         addresses: vec!["10.0.0.1".parse().unwrap()],
         excludes: Vec::new(),
+        ceiling: Ceiling::default(),
     }
 }

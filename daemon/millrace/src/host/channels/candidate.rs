@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use channel::{ChannelError, MemberConfig, MemberInfo, MemberMemory};
+use channel::{Ceiling, ChannelError, MemberConfig, MemberInfo, MemberMemory};
 use config::ChannelConfig;
 use control::plane::{ChannelState, PlaneError};
 use vhost_user::SharedRegion;
@@ -107,6 +107,8 @@ pub struct Candidate {
     seen: Vec<(String, u64)>,
     /// Memory and addresses that it joined with last.
     joined: Option<(FileId, Addresses)>,
+    /// Ceiling that its member has.
+    ceiling: Ceiling,
     pause: Duration,
     next_try: Option<Instant>,
 }
@@ -122,7 +124,13 @@ impl Candidate {
         let stance = first_stance(&vm.config);
         let seen = Vec::new();
         let (joined, pause, next_try) = (None, FIRST_PAUSE, None);
-        Self { vm, members, excludes, front, stance, seen, joined, pause, next_try }
+        let ceiling = vm.ceiling();
+        Self { vm, members, excludes, front, stance, seen, joined, ceiling, pause, next_try }
+    }
+
+    #[cfg(test)]
+    pub fn vm(&self) -> &Vm {
+        &self.vm
     }
 
     /// Runs until the inbox is stopped.
@@ -249,7 +257,7 @@ impl Candidate {
         memory: MemberMemory,
         addresses: Addresses,
     ) -> Result<(), Obstacle> {
-        self.joined = None;
+        (self.joined, self.ceiling) = (None, self.vm.ceiling());
         // Of an earlier membership.
         self.excludes.leave(&self.vm);
         self.join_with(memory, &addresses).inspect_err(|_| _ = self.watch_end())?;
@@ -270,12 +278,13 @@ impl Candidate {
             macs: addresses.macs.clone(),
             addresses: addresses.ips.clone(),
             excludes,
+            ceiling: self.ceiling,
         })?;
         Ok(())
     }
 
-    /// Keeps a member's addresses and excluded flows current. A broken member stays so until it
-    /// leaves: the list says why.
+    /// Keeps a member's addresses, ceiling and excluded flows current. A broken member stays so
+    /// until it leaves: the list says why.
     fn refresh(
         &mut self,
         member: &MemberInfo,
@@ -289,6 +298,11 @@ impl Candidate {
             self.members.set_addresses(&self.vm.name, &addresses)?;
             self.excludes.settle(&self.vm, &addresses.ips);
             self.joined = Some((file, addresses));
+        }
+        let ceiling = self.vm.ceiling();
+        if ceiling != self.ceiling {
+            self.members.set_ceiling(&self.vm.name, ceiling)?;
+            self.ceiling = ceiling;
         }
         self.excludes.refresh(&*self.members, &self.vm)?;
         Ok(())

@@ -1,6 +1,6 @@
 //! Seam between the candidates and the crate `channel`.
 
-use channel::{ChannelError, Flow, MemberConfig, MemberInfo};
+use channel::{Ceiling, ChannelError, Flow, MemberConfig, MemberInfo};
 
 use super::addresses::Addresses;
 
@@ -12,6 +12,8 @@ pub trait Members: Send + Sync {
     fn leave(&self, vm: &str) -> Result<(), ChannelError>;
     /// Changes the addresses by which peers know the VM.
     fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError>;
+    /// Changes what the VM may send.
+    fn set_ceiling(&self, vm: &str, ceiling: Ceiling) -> Result<(), ChannelError>;
     /// Waits until the VM keeps exactly these flows off the channels.
     fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError>;
     /// Lists all members.
@@ -29,6 +31,10 @@ impl Members for channel::Channels {
 
     fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError> {
         Self::set_addresses(self, vm, &addresses.macs, &addresses.ips)
+    }
+
+    fn set_ceiling(&self, vm: &str, ceiling: Ceiling) -> Result<(), ChannelError> {
+        Self::set_ceiling(self, vm, ceiling)
     }
 
     fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {

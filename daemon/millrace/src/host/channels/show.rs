@@ -15,7 +15,7 @@ pub fn status(vm: &Vm, why: Option<String>, members: &[MemberInfo]) -> Vec<Chann
     let mut all: Vec<ChannelStatus> = members
         .iter()
         .filter(|member| member.vm == vm.name)
-        .map(|member| of_member(vm, why.clone(), member, members))
+        .map(|member| of_member(vm, why.clone(), member))
         .collect();
     all.sort_by_key(|status| status.state != ChannelState::Dead);
     if all.last().is_none_or(|last| last.state == ChannelState::Dead) {
@@ -25,12 +25,7 @@ pub fn status(vm: &Vm, why: Option<String>, members: &[MemberInfo]) -> Vec<Chann
     all
 }
 
-fn of_member(
-    vm: &Vm,
-    why: Option<String>,
-    member: &MemberInfo,
-    members: &[MemberInfo],
-) -> ChannelStatus {
+fn of_member(vm: &Vm, why: Option<String>, member: &MemberInfo) -> ChannelStatus {
     // A state of a later version of the crate is shown as the nearest that is true of any member.
     let state = ChannelState::of(member.state).unwrap_or(ChannelState::Joined);
     let dead = "its VM is gone, and peers still have its memory";
@@ -45,22 +40,17 @@ fn of_member(
         reason,
         id: Some(member.id),
         silent: member.is_silent,
+        over_ceiling: member.is_over_ceiling,
         window_len_bytes: member.window_len_bytes,
         macs: member.macs.iter().map(|mac| format_mac(*mac)).collect(),
         addresses: member.addresses.clone(),
         zombies: member.zombies,
-        links: links(member, members),
+        links: links(member),
         ..ChannelStatus::out(&vm.name, &member.domain, vm.config.auto)
     }
 }
 
-fn links(member: &MemberInfo, members: &[MemberInfo]) -> Vec<ChannelLink> {
-    let received_bytes = |peer: u16| {
-        let peers = members.iter().filter(|other| other.domain == member.domain);
-        let peer = peers.into_iter().find(|other| other.id == peer);
-        let back = peer.and_then(|peer| peer.links.iter().find(|link| link.id == member.id));
-        back.map_or(0, |back| back.link.sent_bytes)
-    };
+fn links(member: &MemberInfo) -> Vec<ChannelLink> {
     let link = |link: &channel::LinkInfo| ChannelLink {
         vm: link.vm.clone(),
         state: link.link.state.name().into(),
@@ -71,7 +61,7 @@ fn links(member: &MemberInfo, members: &[MemberInfo]) -> Vec<ChannelLink> {
         sent: link.link.sent,
         received: link.link.received,
         sent_bytes: link.link.sent_bytes,
-        received_bytes: received_bytes(link.id),
+        received_bytes: link.link.received_bytes,
         referred_bytes: link.link.referred_bytes,
         refused: link.link.refused,
     };
@@ -94,6 +84,11 @@ pub fn metrics(all: &[ChannelStatus], metrics: &mut Metrics) {
         let labels = vec![("vm", status.vm.clone())];
         let help = "Devices of peers in a VM that should be gone and could not be unplugged yet.";
         metrics.sample("millrace_channel_zombies", help, labels, status.zombies as u64);
+        let help =
+            "Whether a VM is broken because its channel's peers received more than its ceiling.";
+        let over_ceiling = u64::from(status.over_ceiling);
+        let labels = vec![("vm", status.vm.clone())];
+        metrics.sample("millrace_channel_over_ceiling", help, labels, over_ceiling);
         status.links.iter().for_each(|link| link_metrics(&status.vm, link, metrics));
     }
 }

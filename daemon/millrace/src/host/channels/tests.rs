@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use ::channel::{Flow, LinkInfo, MemberConfig, QmpError};
+use ::channel::{Ceiling, Flow, LinkInfo, MemberConfig, QmpError};
 use base::peer_fd::PeerFd;
 use config::ChannelConfig;
 use rustix::fs::MemfdFlags;
@@ -35,7 +35,9 @@ impl Members for Played {
     fn join(&self, config: MemberConfig) -> Result<(), ChannelError> {
         let regions = config.memory.regions.len();
         let (macs, ips) = (config.macs.len(), config.addresses.len());
-        self.note(format!("join {} {} {regions} {macs} {ips}", config.vm, config.domain))?;
+        let limited = if config.ceiling.is_none() { "" } else { " limited" };
+        let text = format!("join {} {} {regions} {macs} {ips}{limited}", config.vm, config.domain);
+        self.note(text)?;
         self.list.lock().unwrap().push(info(&config.vm, "joined"));
         Ok(())
     }
@@ -48,6 +50,10 @@ impl Members for Played {
 
     fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError> {
         self.note(format!("{vm} has {:?}", addresses.ips))
+    }
+
+    fn set_ceiling(&self, vm: &str, ceiling: Ceiling) -> Result<(), ChannelError> {
+        self.note(format!("{vm} may send {}", ceiling.bytes_per_s))
     }
 
     fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {
@@ -66,6 +72,7 @@ fn info(vm: &str, state: &'static str) -> MemberInfo {
         id: 1,
         state,
         why_broken: None,
+        is_over_ceiling: false,
         generation: None,
         is_silent: false,
         window_len_bytes: MIB,
@@ -151,7 +158,7 @@ pub fn vm_named(name: &str) -> Vm {
         allow_unsealed: false,
         auto: true,
     };
-    Vm { name: name.into(), domain: "t".into(), config }
+    Vm::new(name.into(), "t".into(), config, &CreditConfig::default())
 }
 
 /// Members, and what they are asked.
@@ -211,6 +218,26 @@ fn a_vm_joins_when_its_memory_is_known_and_is_looked_after() {
     // Its monitor was closed: nobody but the list says so.
     world.members.list.lock().unwrap().clear();
     assert_eq!(world.look().0, ["join a t 1 1 1"]);
+}
+
+#[test]
+fn ceilings_reach_a_member_when_it_joins_and_when_they_change() {
+    let mut world = World::new(true);
+    let grant = |world: &World, ceiling_bytes_per_s| {
+        world.candidate.vm().grant(&CreditConfig { ceiling_bytes_per_s, ..Default::default() });
+    };
+    grant(&world, 5 * MIB);
+    world.ports.set(&[("n", 1, &table(&[&file()]))]);
+    assert_eq!(world.look().0, ["join a t 1 1 0 limited"]);
+    assert!(world.look().0.is_empty());
+    grant(&world, MIB);
+    // One that is not told is told with the next look.
+    world.refuse([unreachable()]);
+    assert_eq!(world.look().0, [format!("a may send {MIB}")]);
+    grant(&world, 0);
+    world.candidate.join(&world.inbox).unwrap();
+    assert_eq!(world.look().0, ["a may send 0"]);
+    assert!(world.look().0.is_empty());
 }
 
 #[test]
@@ -335,20 +362,21 @@ fn a_thread_retries_obeys_and_leaves_at_the_end() {
 }
 
 #[test]
-fn a_list_has_both_sides_of_links_and_who_is_not_there() {
-    let link = |vm: &str, id, sent_bytes| LinkInfo {
+fn a_list_has_a_members_links_and_who_is_not_there() {
+    let link = |vm: &str, id, sent_bytes, received_bytes| LinkInfo {
         vm: vm.into(),
         id,
         memory: "plugged",
         why_failed: None,
         slot: None,
-        link: ::channel::Link { borrowed: 3, sent_bytes, ..::channel::Link::default() },
+        link: ::channel::Link { borrowed: 3, sent_bytes, received_bytes, ..Default::default() },
     };
     let mut members = vec![info("a", "active"), info("a", "dead"), info("b", "active")];
     members[1].id = 3;
     members[2].id = 2;
-    members[0].links = vec![link("b", 2, 10), link("a", 3, 0)];
-    members[2].links = vec![link("a", 1, 20)];
+    members[0].links = vec![link("b", 2, 10, 20), link("a", 3, 0, 0)];
+    members[2].links = vec![link("a", 1, 30, 40)];
+    members[0].is_over_ceiling = true;
     let all = show::status(&vm(true), None, &members);
     assert_eq!(all.iter().map(|s| s.state.name()).collect::<Vec<_>>(), ["dead", "active"]);
     let links: Vec<_> = all[1].links.iter().map(|l| (l.sent_bytes, l.received_bytes)).collect();
@@ -370,6 +398,7 @@ fn a_list_has_both_sides_of_links_and_who_is_not_there() {
         "millrace_channel_bytes_total{vm=\"a\",direction=\"received\",peer=\"b\"} 20",
         "millrace_channel_held_pages{vm=\"a\",peer=\"b\"} 3",
         "millrace_channel_zombies{vm=\"a\"} 2",
+        "millrace_channel_over_ceiling{vm=\"a\"} 1",
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
     }
