@@ -197,8 +197,7 @@ impl Guest {
     }
 
     /// QEMU that runs it.
-    #[must_use]
-    pub fn qemu(&self) -> &Qemu {
+    pub(crate) fn qemu(&self) -> &Qemu {
         &self.machine.qemu
     }
 

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use crate::harness::results::{Results, Row};
+use crate::harness::results::{Results, Row, Stand};
 use crate::harness::runner::{CaseRounds, Outcome};
-use crate::harness::stats::spread;
+use crate::harness::stats::{Better, interval, ratio, spread};
 use crate::harness::svg::{self, escape};
-use crate::harness::table::{floor_text, number, quantity, verdict};
+use crate::harness::table::{floor_text, judgement, number, quantity, verdict};
 
 /// Share of the machine used by strangers above which a round is called disturbed.
 pub const FOREIGN_LIMIT: f64 = 0.15;
@@ -130,9 +130,11 @@ pub(crate) const NUMBERS_END: &str = "</table></div>\n";
 
 fn headline(results: &Results, outcome: &Outcome) -> String {
     let (rows, (reached, floors)) = (results.rows.len(), results.floors());
+    let [ahead, level, behind] =
+        [Stand::Ahead, Stand::Level, Stand::Behind].map(|stand| results.count(stand));
     let mut text = format!(
-        "{reached} of {floors} floors reached; faster than the peer in {} of {rows} cases.",
-        results.rows.iter().filter(|r| r.ratio > 1.0).count(),
+        "{reached} of {floors} floors reached; of {rows} cases {ahead} ahead of the peer, {level} \
+         level with it and {behind} behind it."
     );
     if !outcome.failed().is_empty() {
         let _ = write!(text, " {} did not complete.", outcome.failed().len());
@@ -143,31 +145,42 @@ fn headline(results: &Results, outcome: &Outcome) -> String {
 pub(crate) fn table(results: &Results) -> String {
     let mut out = String::from(
         "<div class=\"scroll\"><table><thead><tr><th>Case</th><th class=\"n\">Millrace</th>\
-         <th class=\"n\">Peer</th><th></th><th class=\"n\">Ratio</th><th class=\"n\">min–max</th>\
-         <th class=\"n\">CPU µs/op</th><th class=\"n\">peer’s</th><th>Floor</th><th>How</th></tr></thead>\n<tbody>\n",
+         <th class=\"n\">Peer</th><th></th><th class=\"n\">Ratio</th>",
+    );
+    let has_intervals = results.has_intervals();
+    let interval = if has_intervals { "<th class=\"n\">95 % interval</th>" } else { "" };
+    let verdicts = if has_intervals { "Verdict" } else { "Floor" };
+    let _ = writeln!(
+        out,
+        "{interval}<th class=\"n\">min–max</th><th class=\"n\">CPU µs/op</th>\
+         <th class=\"n\">peer’s</th><th>{verdicts}</th><th>How</th></tr></thead>\n<tbody>"
     );
     // Who of us it is, where several take part.
     let several = results.rows.windows(2).any(|rows| rows[0].ours.name != rows[1].ours.name);
     for row in &results.rows {
         let name = if several { format!("{}: ", row.ours.name) } else { String::new() };
-        let class = if row.is_behind() { "bad" } else { "good" };
+        let class = match row.stand() {
+            _ if row.is_behind() => "bad",
+            Some(Stand::Level) => "soft",
+            _ => "good",
+        };
         let cpu = row.host_cpu_us_per_op.map(|c| (number(c.ours), number(c.peer)));
         let (cpu_ours, cpu_peer) = cpu.unwrap_or_default();
-        let floor =
-            row.target.map_or("none".into(), |t| format!("{}: {}", floor_text(t), verdict(row)));
         let _ = writeln!(
             out,
             "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"soft\">{}</td>\
-             <td class=\"n {class}\"><strong>{:.2}×</strong></td><td class=\"n\">{:.2}–{:.2}</td>\
-             <td class=\"n\">{cpu_ours}</td><td class=\"n\">{cpu_peer}</td><td>{floor}</td>\
+             <td class=\"n {class}\"><strong>{:.2}×</strong></td>{}<td class=\"n\">{:.2}–{:.2}</td>\
+             <td class=\"n\">{cpu_ours}</td><td class=\"n\">{cpu_peer}</td><td>{}</td>\
              <td class=\"soft\">{}</td></tr>",
             escape(&row.title()),
             escape(&format!("{name}{}", quantity(row.ours.value, &row.ours.unit))),
             escape(&quantity(row.peer.value, &row.peer.unit)),
             escape(&row.peer.name),
             row.ratio,
+            if has_intervals { interval_cell(row) } else { String::new() },
             row.ratio_min,
             row.ratio_max,
+            if has_intervals { judgement(row) } else { floor_and_verdict(row) },
             escape(row.mode.as_deref().unwrap_or("")),
         );
     }
@@ -175,27 +188,47 @@ pub(crate) fn table(results: &Results) -> String {
     out
 }
 
+fn interval_cell(row: &Row) -> String {
+    let bounds = row.ratio_interval.map(|(low, high)| format!("{low:.2}–{high:.2}"));
+    format!("<td class=\"n\">{}</td>", bounds.unwrap_or_else(|| "–".into()))
+}
+
+fn floor_and_verdict(row: &Row) -> String {
+    row.target.map_or("none".into(), |t| format!("{}: {}", floor_text(t), verdict(row)))
+}
+
 /// Section about what we lost, what broke and what disturbed.
 fn lost(results: &Results, outcome: &Outcome) -> String {
     let mut items = Vec::new();
-    for row in results.rows.iter().filter(|r| r.ratio < 1.0 || r.missed()) {
-        let floor = row.target.map_or("no floor".into(), |t| format!("floor {t:.1}×"));
-        let text = format!("{}: {:.2}× of {} ({floor})", row.case, row.ratio, row.peer.name);
-        items.push(text);
+    for row in results.rows.iter().filter(|r| r.is_behind()) {
+        let (case, ratio, peer) = (&row.case, row.ratio, &row.peer.name);
+        items.push(format!("{case}: {ratio:.2}× of {peer} ({})", judgement(row)));
     }
-    for row in results.rows.iter().filter(|r| r.cpu_ratio().is_some_and(|c| c < 1.0)) {
-        let more = row.cpu_ratio().map_or(0.0, |c| (1.0 / c - 1.0) * 100.0);
-        items.push(format!("{}: {more:.0} % more host CPU per operation", row.case));
+    for row in &results.rows {
+        if let Some(more) = more_cpu(row, outcome) {
+            items.push(format!("{}: {more:.0} % more host CPU per operation", row.case));
+        }
     }
     items.extend(outcome.failed().iter().map(|(case, why)| format!("{case} failed: {why}")));
     items.extend(outcome.rounds.iter().flat_map(losses_of));
     if items.is_empty() {
         items.push(
-            "Nothing: no case below its peer, no failure, no lost packets, no disturbed round."
+            "Nothing: no case behind its peer, no failure, no lost packets, no disturbed round."
                 .into(),
         );
     }
     list("What was lost", items)
+}
+
+/// Percent more host CPU per operation than the peer, where the rounds show a difference.
+fn more_cpu(row: &Row, outcome: &Outcome) -> Option<f64> {
+    let case = outcome.rounds.iter().find(|case| case.case == row.case)?;
+    let own = case.rounds.iter().filter(|r| r.round > 0).map(|r| {
+        ratio(r.ours.cpu_us_per_op, r.peer.cpu_us_per_op, Better::Lower).unwrap_or(f64::NAN)
+    });
+    let (_, high) = interval(&own.collect::<Vec<f64>>())?;
+    let is_more = high < 1.0;
+    row.cpu_ratio().filter(|cpu| is_more && *cpu < 1.0).map(|cpu| (1.0 / cpu - 1.0) * 100.0)
 }
 
 /// Lost packets and disturbed rounds of a case, one sentence each.
@@ -238,7 +271,9 @@ fn how(context: &Context) -> String {
         "A round is both sides within seconds of each other, in turns Millrace first and the peer \
          first. The first round of each case is longer and thrown away. The ratio \
          is the median of the rounds’ own ratios, turned so that above 1 is better for Millrace; \
-         the values are medians over the rounds.",
+         the values are medians over the rounds. The interval holds that median with 95 %: ahead is \
+         a row whose whole interval is above 1, behind one whose whole interval is below, level \
+         any other.",
         "Host CPU per operation is user and system time of the side’s QEMU processes (and the \
          daemon) in the middle of the load, divided by its rate. What the kernel does for TAP and \
          bridge runs in QEMU’s own threads and is counted; kernel threads are not. The \
@@ -294,7 +329,7 @@ mod tests {
     }
 
     fn page(foreign: f64, lost: Option<f64>) -> String {
-        let results = samples::results();
+        let results = samples::with_intervals();
         let round = |round| Round { round, ours: side(foreign, lost), peer: side(0.0, lost) };
         let case = |name: &str, failed: Option<&str>| CaseRounds {
             case: name.into(),
@@ -303,7 +338,15 @@ mod tests {
             failed: failed.map(Into::into),
             ..Default::default()
         };
-        let rounds = vec![case("tcp_rr", None), case("disk_seq_1m", Some("guest c: <gone>"))];
+        let mut rounds = vec![case("tcp_rr", None), case("disk_seq_1m", Some("guest c: <gone>"))];
+        // Of CPU time both are level in one and behind in the other.
+        for (name, peers) in [("udp_rr", [300.0, 320.0]), ("tcp_stream", [290.0, 280.0])] {
+            let mut of = case(name, None);
+            for (round, cpu) in of.rounds.iter_mut().skip(1).zip(peers) {
+                round.peer.cpu_us_per_op = cpu;
+            }
+            rounds.push(of);
+        }
         let outcome = Outcome { rows: results.rows.clone(), rounds };
         let context = Context { setup: vec!["Both sides boot Linux 6.1.".into()], took_s: 300.0 };
         html(&results, &outcome, &context)
@@ -314,9 +357,14 @@ mod tests {
         let text = page(0.0, None);
         for golden in [
             "Test &lt;CPU&gt; &amp; Co, 2 cores, Linux 6.1.0, commit <code>0123abc</code>, 300 s",
-            "2 of 3 floors reached; faster than the peer in 3 of 4 cases. 1 did not complete.",
-            "<li>tcp_stream: 0.92× of tap-bridge (floor 1.2×)</li>",
-            "<li>udp_rr: 2 % more host CPU per operation</li>",
+            "2 of 3 floors reached; of 4 cases 2 ahead of the peer, 1 level with it and 1 behind it. \
+             1 did not complete.",
+            "<li>tcp_stream: 0.92× of tap-bridge (behind; floor 1.2×, missed)</li>",
+            "<li>tcp_stream: 11 % more host CPU per operation</li>",
+            "<th class=\"n\">95 % interval</th>",
+            "<td class=\"n soft\"><strong>1.01×</strong></td><td class=\"n\">0.95–1.08</td>",
+            "<td>level; floor 1.0×, reached</td>",
+            "<td class=\"n bad\"><strong>0.92×</strong></td><td class=\"n\">0.88–0.97</td>",
             "<li>disk_seq_1m failed: guest c: &lt;gone&gt;</li>",
             "<li>Both sides boot Linux 6.1.</li>",
             "prefers-color-scheme:dark",
@@ -324,6 +372,17 @@ mod tests {
             assert!(text.contains(golden), "lacks {golden}");
         }
         assert!(!text.contains("disturbed by"), "a quiet run is not called disturbed");
+    }
+
+    #[test]
+    fn a_level_row_below_1_is_no_loss() {
+        let mut results = samples::with_intervals();
+        results.rows.truncate(2);
+        results.rows[1].ratio = 0.99;
+        let outcome = Outcome { rows: results.rows.clone(), rounds: Vec::new() };
+        let text = html(&results, &outcome, &Context::default());
+        assert!(text.contains("<li>Nothing: no case behind its peer"), "{text}");
+        assert!(text.contains(">0.99× level</text>"), "{text}");
     }
 
     #[test]
@@ -348,6 +407,6 @@ mod tests {
         results.rows.truncate(1);
         let outcome = Outcome { rows: results.rows.clone(), rounds: Vec::new() };
         let text = html(&results, &outcome, &Context::default());
-        assert!(text.contains("<li>Nothing: no case below its peer"));
+        assert!(text.contains("<li>Nothing: no case behind its peer"));
     }
 }

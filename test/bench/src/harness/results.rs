@@ -180,6 +180,16 @@ impl Results {
         (floors - missed, floors)
     }
 
+    /// Whether some row has the interval of its ratio.
+    pub fn has_intervals(&self) -> bool {
+        self.rows.iter().any(|r| r.ratio_interval.is_some())
+    }
+
+    /// Number of rows with this stand against their peers.
+    pub fn count(&self, stand: Stand) -> usize {
+        self.rows.iter().filter(|r| r.stand() == Some(stand)).count()
+    }
+
     /// Reads a result file.
     pub fn read(path: &Path) -> Result<Results, BenchError> {
         let text = std::fs::read(path).map_err(|e| BenchError::file("read", path, e))?;

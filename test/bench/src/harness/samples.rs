@@ -44,3 +44,13 @@ pub fn results() -> Results {
         missing: Vec::new(),
     }
 }
+
+/// The same rows with intervals: ahead, level, behind, ahead.
+pub fn with_intervals() -> Results {
+    let mut results = results();
+    let intervals = [(1.6, 1.9), (0.95, 1.08), (0.88, 0.97), (1.2, 1.3)];
+    for (row, interval) in results.rows.iter_mut().zip(intervals) {
+        row.ratio_interval = Some(interval);
+    }
+    results
+}

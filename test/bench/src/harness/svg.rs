@@ -3,7 +3,7 @@
 //! Each plot is a complete file of its own and may also stand inside an HTML page: its style
 //! classes all begin with `mr-`.
 
-use crate::harness::results::{Results, Row};
+use crate::harness::results::{Results, Row, Stand};
 use crate::harness::table::{number, quantity};
 
 pub(crate) const WIDTH: f64 = 860.0;
@@ -22,9 +22,9 @@ const STYLE: &str = "<style>
 .mr-title{font-size:16px;font-weight:600}.mr-strong{font-weight:600}
 .mr-end{text-anchor:end}.mr-mid{text-anchor:middle}
 .mr-grid{stroke:#dde3e7;stroke-width:1}.mr-one{stroke:#5c6870;stroke-width:1.5}
-.mr-whisker{stroke:#1b2328;stroke-width:1.5}.mr-dot{fill:#1b2328}
+.mr-whisker{stroke:#1b2328;stroke-width:1.5}.mr-dot{fill:#1b2328}.mr-interval{stroke:#1b2328;stroke-width:4}
 .mr-floor{stroke:#c2410c;stroke-width:2.5}.mr-aim{stroke:#c2410c;stroke-width:1.5;stroke-dasharray:3 3}
-.mr-good{fill:#2f9e8f}.mr-bad{fill:#d9634c}.mr-peer{fill:#a9b4bb}
+.mr-good{fill:#2f9e8f}.mr-bad{fill:#d9634c}.mr-level,.mr-peer{fill:#a9b4bb}
 .mr-f0{fill:#2f9e8f}.mr-f1{fill:#8fd0c6}.mr-f2{fill:#d97706}.mr-f3{fill:#6366f1}.mr-f4{fill:#d9634c}.mr-f5{fill:#a9b4bb}
 .mr-s0,.mr-s1,.mr-s2,.mr-s3,.mr-s4,.mr-s5,.mr-s6,.mr-s7,.mr-s8{fill:none;stroke-width:1.5}
 .mr-s0{stroke:#2f9e8f}.mr-s1{stroke:#d97706}.mr-s2{stroke:#6366f1}.mr-s3{stroke:#d9634c}.mr-s4{stroke:#a9b4bb}
@@ -32,8 +32,8 @@ const STYLE: &str = "<style>
 .mr-c0{fill:#2f9e8f}.mr-c1{fill:#d97706}.mr-c2{fill:#6366f1}.mr-c3{fill:#d9634c}.mr-c4{fill:#a9b4bb}
 .mr-c5{fill:#8fd0c6}.mr-c6{fill:#1f6f9e}.mr-c7{fill:#a855a0}.mr-c8{fill:#8a7a2c}
 @media(prefers-color-scheme:dark){.mr-bg{fill:#151a1e}.mr-text{fill:#e6ebee}.mr-small{fill:#9aa7af}
-.mr-grid{stroke:#2b343a}.mr-one{stroke:#9aa7af}.mr-whisker{stroke:#e6ebee}.mr-dot{fill:#e6ebee}
-.mr-floor,.mr-aim{stroke:#fb923c}.mr-good{fill:#2a8f81}.mr-bad{fill:#c4553f}.mr-peer{fill:#5f6b73}}
+.mr-grid{stroke:#2b343a}.mr-one{stroke:#9aa7af}.mr-whisker,.mr-interval{stroke:#e6ebee}.mr-dot{fill:#e6ebee}
+.mr-floor,.mr-aim{stroke:#fb923c}.mr-good{fill:#2a8f81}.mr-bad{fill:#c4553f}.mr-level,.mr-peer{fill:#5f6b73}}
 </style>";
 
 /// Escapes text for XML and HTML, attributes included.
@@ -140,8 +140,9 @@ fn grid_step(most: f64) -> f64 {
     step
 }
 
-/// Bars of the median ratio per case, whiskers from the smallest to the largest round, the floor
-/// as a thick tick and the aim as a dashed one. A line marks 1: equal to the peer.
+/// Bars of the median ratio per case, whiskers from the smallest to the largest round with the
+/// interval of the median as a thick part of them, the floor as a thick tick and the aim as a
+/// dashed one. A line marks 1: equal to the peer.
 pub fn ratios(results: &Results) -> String {
     let rows = &results.rows;
     let most =
@@ -149,10 +150,13 @@ pub fn ratios(results: &Results) -> String {
     let most = most.fold(1.0, f64::max) * 1.05;
     let scale = (WIDTH - LEFT - RIGHT) / most;
     let height = TOP + BOTTOM + rows.len() as f64 * ROW_HEIGHT;
-    let mut c = Canvas::titled(
-        "Millrace against its peers",
-        "median of the rounds' own ratios, right is better; thin line: slowest to fastest round",
-    );
+    let interval = if results.has_intervals() {
+        "; thick line: 95 % interval of the median; grey: level"
+    } else {
+        ""
+    };
+    let note = "median of the rounds' own ratios, right is better; thin line: slowest to fastest";
+    let mut c = Canvas::titled("Millrace against its peers", &format!("{note} round{interval}"));
     let bottom = height - BOTTOM;
     c.ratio_grid(LEFT, (TOP - 6.0, bottom), scale, most);
     for (i, row) in rows.iter().enumerate() {
@@ -175,12 +179,19 @@ fn ratio_row(c: &mut Canvas, row: &Row, top: f64, scale: f64) {
     let mid = bar_top + bar_height / 2.0;
     c.text(LEFT - 12.0, mid, "mr-text mr-end", &row.case);
     c.text(LEFT - 12.0, mid + 14.0, "mr-small mr-end", &format!("against {}", row.peer.name));
-    let class = if row.is_behind() { "mr-bad" } else { "mr-good" };
+    let class = match row.stand() {
+        _ if row.is_behind() => "mr-bad",
+        Some(Stand::Level) => "mr-level",
+        _ => "mr-good",
+    };
     c.bar((LEFT, bar_top), (row.ratio * scale, bar_height), class);
     let (low, high) = (LEFT + row.ratio_min * scale, LEFT + row.ratio_max * scale);
     c.line((low, mid), (high, mid), "mr-whisker");
     for x in [low, high] {
         c.line((x, mid - 5.0), (x, mid + 5.0), "mr-whisker");
+    }
+    if let Some((low, high)) = row.ratio_interval {
+        c.line((LEFT + low * scale, mid), (LEFT + high * scale, mid), "mr-interval");
     }
     c.dot(LEFT + row.ratio * scale, mid);
     for (at, class) in [(row.target, "mr-floor"), (row.aim, "mr-aim")] {
@@ -189,7 +200,8 @@ fn ratio_row(c: &mut Canvas, row: &Row, top: f64, scale: f64) {
             c.line((x, bar_top - 5.0), (x, bar_top + bar_height + 5.0), class);
         }
     }
-    c.text(WIDTH - RIGHT + 14.0, mid, "mr-text mr-strong", &format!("{:.2}×", row.ratio));
+    let stand = row.stand().map_or(String::new(), |stand| format!(" {}", stand.word()));
+    c.text(WIDTH - RIGHT + 14.0, mid, "mr-text mr-strong", &format!("{:.2}×{stand}", row.ratio));
     let value = quantity(row.ours.value, &row.ours.unit);
     c.text(WIDTH - RIGHT + 14.0, mid + 14.0, "mr-small", &value);
 }
@@ -280,6 +292,24 @@ mod tests {
         let cpu = cpu(&samples::results());
         assert_eq!(cpu.matches("class=\"mr-bad\"").count(), 2, "udp_rr and tcp_stream");
         assert!(cpu.contains(">310 Millrace</text>") && cpu.contains(">560 tap-bridge</text>"));
+    }
+
+    #[test]
+    fn intervals_and_stands_are_drawn() {
+        let mut r = samples::with_intervals();
+        let svg = ratios(&r);
+        assert_balanced(&svg);
+        for text in [">1.79× ahead</text>", ">1.01× level</text>", ">0.92× behind</text>"] {
+            assert!(svg.contains(text), "lacks {text} in {svg}");
+        }
+        let count = |class: &str| svg.matches(&format!("class=\"{class}\"/>")).count();
+        assert_eq!((count("mr-good"), count("mr-level"), count("mr-bad")), (2, 1, 1));
+        assert_eq!(count("mr-interval"), 4);
+        r.rows.truncate(1);
+        // Scale: 560 points for 2.2 × 1.05, so 1× is at 150 + 242.4.
+        let line =
+            "<line x1=\"537.9\" y1=\"87.0\" x2=\"610.6\" y2=\"87.0\" class=\"mr-interval\"/>";
+        assert!(ratios(&r).contains(line), "lacks {line} in {}", ratios(&r));
     }
 
     #[test]

@@ -107,7 +107,7 @@ const HEAD: [&str; 7] = [
 /// Heads of the columns: where there are intervals, they are what counts.
 fn head(results: &Results) -> [&'static str; 7] {
     let mut head = HEAD;
-    if results.rows.iter().any(|r| r.ratio_interval.is_some()) {
+    if results.has_intervals() {
         (head[3], head[4]) = ("Ratio (95 % interval)", "Verdict");
     }
     head
@@ -181,7 +181,7 @@ fn ours(section: Section, row: &Row) -> String {
 }
 
 /// Stand against the peer, where it is known, and against the floor.
-fn judgement(row: &Row) -> String {
+pub(crate) fn judgement(row: &Row) -> String {
     let floor = row.target.map(|floor| {
         let met = if row.missed() { "missed" } else { "reached" };
         format!("{}, {met}", floor_text(floor))
@@ -448,12 +448,7 @@ Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 
 
     #[test]
     fn intervals_are_shown_with_the_verdict_that_they_give() {
-        let mut results = samples::results();
-        let intervals = [(1.6, 1.9), (0.95, 1.08), (0.88, 0.97), (1.2, 1.3)];
-        for (row, interval) in results.rows.iter_mut().zip(intervals) {
-            row.ratio_interval = Some(interval);
-        }
-        let text = markdown(&results);
+        let text = markdown(&samples::with_intervals());
         for golden in [
             "| Peer | Ratio (95 % interval) | Verdict |",
             "| 1.79× (1.60–1.90) | ahead; floor 1.0×, reached |",

@@ -13,7 +13,7 @@ use crate::harness::progress::Progress;
 use crate::harness::report::{self, Context};
 use crate::harness::results::{Row, Stand};
 use crate::harness::runner::{Outcome, Plan, compare};
-use crate::harness::suite::{EXIT_MISSED, Origin, Report, Suite};
+use crate::harness::suite::{self, Origin, Report, Suite};
 use crate::harness::table::{self, Section};
 
 #[derive(Args)]
@@ -59,6 +59,13 @@ impl DemoArgs {
             return Err(BenchError::UnknownCase { name: name.clone(), known: known.join(", ") });
         }
         Ok(known.into_iter().filter(|n| self.cases.iter().any(|c| is_meant(c, n))).collect())
+    }
+
+    /// Exit code. A row that is behind is what was measured, and a failure only for those who say
+    /// so.
+    fn exit_code(&self, outcome: &Outcome) -> u8 {
+        let missed = self.strict && outcome.rows.iter().any(Row::is_behind);
+        suite::exit_code(!outcome.failed().is_empty(), missed)
     }
 }
 
@@ -106,7 +113,7 @@ impl Suite for DemoArgs {
         let (machine, commit) = (origin.machine, origin.commit);
         let (results, written) = write_all(&self.vms.out, machine, commit, &outcome, &context)?;
         let table = table::terminal(Section::Demo, &results);
-        let code = exit_code(&outcome, self.strict);
+        let code = self.exit_code(&outcome);
         let summary = summary(&results.rows, &self.vms.out.join("report.html"));
         Ok(Report { table, losses: losses(&outcome), written, summary, code })
     }
@@ -150,20 +157,11 @@ fn losses(outcome: &Outcome) -> Vec<String> {
     lines
 }
 
-/// Exit code: 1 where a case failed. A row that is behind is what was measured, and a failure only
-/// for those who say so.
-fn exit_code(outcome: &Outcome, strict: bool) -> u8 {
-    match (outcome.failed().is_empty(), outcome.rows.iter().any(Row::is_behind)) {
-        (false, _) => 1,
-        (true, true) if strict => EXIT_MISSED,
-        _ => 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::harness::runner::CaseRounds;
+    use crate::harness::suite::EXIT_MISSED;
     use crate::harness::{options, samples};
 
     fn demo(args: &[&str]) -> Result<DemoArgs, String> {
@@ -193,7 +191,8 @@ mod tests {
             let case = "x".to_string();
             let failed = failed.map(Into::into);
             let rounds = vec![CaseRounds { case, failed, ..Default::default() }];
-            exit_code(&Outcome { rows: rows.to_vec(), rounds }, strict)
+            let args = demo(if strict { &["--strict"] } else { &[] }).unwrap();
+            args.exit_code(&Outcome { rows: rows.to_vec(), rounds })
         };
         assert_eq!((code(&rows, None, false), code(&rows, None, true)), (0, EXIT_MISSED));
         assert_eq!(code(&rows, Some("guest died"), false), 1);
