@@ -10,6 +10,7 @@ pub mod error;
 pub mod fleet;
 pub mod folder;
 pub mod guest_events;
+mod guests;
 pub mod host;
 pub mod machine;
 pub(crate) mod options;

@@ -35,6 +35,10 @@ impl Bed for Pretend {
         Accounts { side: vec![std::process::id()], cores: 1, ..Default::default() }
     }
 
+    fn accelerator(&self) -> lab::Accelerator {
+        lab::Accelerator::Kvm
+    }
+
     fn renew(&self, _: Side) -> Result<(), BenchError> {
         Ok(())
     }
@@ -56,7 +60,7 @@ fn all_cases_run_and_the_files_tell_the_same() {
     let outcome = compare(&mut all, &Pretend, plan, &mut quiet);
 
     let dir = tempfile::tempdir().unwrap();
-    let machine = Machine { cpu: "c".into(), cores: 1, kernel: "k".into() };
+    let machine = Machine { cpu: "c".into(), cores: 1, kernel: "k".into(), guests: None };
     let context = Context::default();
     write_all(dir.path(), machine, "abc".into(), &outcome, &context).unwrap();
     let read = Results::read(&dir.path().join("demo.json")).unwrap();

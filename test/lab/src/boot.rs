@@ -52,13 +52,14 @@ pub fn boot_all(
 /// Whether a guest that was still booting has died or hung by a fault of QEMU alone.
 fn is_emulators_fault(qemu: &Qemu, error: &LabError) -> bool {
     let lost_map = |stderr: &str| stderr.contains("iotlb_to_section: Assertion `section_index <");
-    matches!(error, LabError::GuestDied { stderr, .. } if lost_map(stderr))
-        || qemu72::has_ended_boot(qemu, error)
+    let has_lost_map = matches!(error, LabError::GuestDied { stderr, .. } if lost_map(stderr));
+    qemu.accelerator().is_emulator() && has_lost_map || qemu72::has_ended_boot(qemu, error)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Accelerator;
 
     #[test]
     #[allow(non_snake_case)]
@@ -75,5 +76,7 @@ mod tests {
         assert!(is_emulators_fault(&qemu, &died(lost_map)));
         assert!(!is_emulators_fault(&qemu, &died("vhost_user_set_mem_table: Assertion `r >= 0'")));
         assert!(!is_emulators_fault(&qemu, &LabError::Refused(lost_map.into())));
+        let kvm = qemu.under(Accelerator::Kvm);
+        assert!(!is_emulators_fault(&kvm, &died(lost_map)), "there it would be KVM's or ours");
     }
 }

@@ -2,9 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::accel::{self, Answer, PROBE_CPU, PROBE_TIME};
 use crate::device::{Arguments, Disk, MAX_ROOT_PORTS, Net, Vsock, quoted};
 use crate::machine::Files;
-use crate::{Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError, Qemu};
+use crate::{
+    Acceleration, Accelerator, Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError,
+    Qemu,
+};
 
 /// Most guests' memory.
 pub const DEFAULT_MEMORY_MB: u32 = 128;
@@ -46,6 +50,35 @@ pub struct BootFiles {
     pub append: String,
     /// Memory that they need, in MiB.
     pub memory_mb: u64,
+}
+
+/// Accelerator of all guests of this process, as `MILLRACE_ACCEL` chooses. It is found out on first
+/// use, by a guest that boots under KVM or does not.
+///
+/// # Errors
+/// KVM is asked for and runs no guest, with the reason; there is no QEMU, kernel or image to find
+/// that out with.
+pub fn acceleration(lab: &Lab) -> Result<Acceleration, LabError> {
+    accel::of_process(|| {
+        let (qemu, kernel) = (lab.qemu()?, lab.kernel(KernelChoice::default())?);
+        let program = qemu.program().display();
+        let what = format!("{program} {:?} {}", qemu.version(), kernel.release());
+        accel::answer(lab.cache(), &what, || probe(lab, qemu))
+    })
+}
+
+/// Boots a guest under KVM.
+fn probe(lab: &Lab, qemu: Qemu) -> Result<Answer, LabError> {
+    eprintln!("lab: asking KVM to run a guest, for {PROBE_CPU:?} of CPU time at most");
+    let started = GuestBuilder::new("kvm-probe").start_by(lab, qemu.under(Accelerator::Kvm));
+    let guest = match started {
+        Ok(guest) => guest,
+        Err(error) => return accel::refusal(error, None),
+    };
+    match guest.has_started(PROBE_CPU, PROBE_TIME) {
+        Ok(()) => Ok(Ok(())),
+        Err(error) => accel::refusal(error, guest.cpu_time().ok()),
+    }
 }
 
 impl GuestBuilder {
@@ -216,16 +249,21 @@ impl GuestBuilder {
             let ports = self.root_ports;
             return Err(LabError::Refused(format!("{ports} root ports: {MAX_ROOT_PORTS} at most")));
         }
+        let qemu = lab.qemu()?.under(acceleration(lab)?.accelerator);
+        self.start_by(lab, qemu)
+    }
+
+    /// Boots the guest by this QEMU.
+    fn start_by(self, lab: &Lab, qemu: Qemu) -> Result<Guest, LabError> {
         let kernel = lab.kernel(self.kernel)?;
         let image = lab.image(&self.image, self.kernel)?;
         let files = Files::new(lab, &self.name);
-        let qemu = lab.qemu()?;
         let arguments = self.arguments(&kernel, &image, &files, &qemu);
         Guest::launch(lab, self, files, qemu, &arguments)
     }
 
-    /// Files with which a VMM that the lab does not start boots the same guest. Its modules are
-    /// those of the builder's devices and of [`load_module`](Self::load_module).
+    /// Files with which a VMM that the lab does not start boots the same guest, emulated. Its
+    /// modules are those of the builder's devices and of [`load_module`](Self::load_module).
     ///
     /// # Errors
     /// Kernel or image cannot be had.
@@ -234,7 +272,7 @@ impl GuestBuilder {
         Ok(BootFiles {
             kernel: kernel.image(),
             initrd: image.path().into(),
-            append: self.kernel_cmdline(),
+            append: self.kernel_cmdline(Accelerator::Tcg),
             memory_mb: self.enough_memory_mb(&image),
         })
     }
@@ -246,7 +284,7 @@ impl GuestBuilder {
         if self.power_of_two { memory_mb.next_power_of_two() } else { memory_mb }
     }
 
-    fn kernel_cmdline(&self) -> String {
+    fn kernel_cmdline(&self, accelerator: Accelerator) -> String {
         let mut modules: Vec<&str> = Vec::new();
         if self.nets.iter().any(|net| *net != Net::None) {
             modules.push("virtio_net");
@@ -258,16 +296,19 @@ impl GuestBuilder {
             modules.push("vmw_vsock_virtio_transport");
         }
         modules.extend(self.modules.iter().map(String::as_str));
-        let clock = crate::tsc::khz().map_or_else(String::new, |k| format!("tsc_early_khz={k} "));
-        // Each word saves boot time under TCG or makes a crash end the VM at once; a ramfs root
-        // takes an image of more than half the memory, which a tmpfs does not.
-        let mut words = format!(
-            "console=ttyS0 quiet loglevel=4 panic=-1 tsc=reliable mitigations=off no_timer_check \
-             cryptomgr.notests random.trust_cpu=on net.ifnames=0 rootfstype=ramfs {clock}lab.name={} \
-             lab.mods={}",
-            self.name,
-            modules.join(",")
+        // Each word makes a crash end the VM at once or saves boot time; a ramfs root takes an
+        // image of more than half the memory, which a tmpfs does not.
+        let mut words = String::from(
+            "console=ttyS0 quiet loglevel=4 panic=-1 random.trust_cpu=on net.ifnames=0 \
+             rootfstype=ramfs",
         );
+        if accelerator.is_emulator() {
+            words.push_str(" tsc=reliable mitigations=off no_timer_check cryptomgr.notests");
+            if let Some(khz) = crate::tsc::khz() {
+                words.push_str(&format!(" tsc_early_khz={khz}"));
+            }
+        }
+        words.push_str(&format!(" lab.name={} lab.mods={}", self.name, modules.join(",")));
         if self.root_disk {
             words.push_str(" lab.root=vda");
         }
@@ -281,8 +322,12 @@ impl GuestBuilder {
     /// Room for another CPU makes TCG keep the guest's memory barriers, which it drops where
     /// nothing in the same VM could see the difference; another VM that reads this one's memory
     /// can.
-    fn smp(&self) -> String {
-        let max = if self.root_ports > 0 { self.vcpus.max(2) } else { self.vcpus };
+    fn smp(&self, accelerator: Accelerator) -> String {
+        let max = if self.root_ports > 0 && accelerator.is_emulator() {
+            self.vcpus.max(2)
+        } else {
+            self.vcpus
+        };
         format!("{},maxcpus={max}", self.vcpus)
     }
 
@@ -302,16 +347,17 @@ impl GuestBuilder {
         let memory = self.enough_memory_mb(image);
         arguments.add("display", "none");
         arguments.add("machine", "q35,memory-backend=mem");
-        arguments.add("accel", "tcg");
-        // With `rep movsb` TCG copies byte by byte and seems to hang.
-        arguments.add("cpu", "max,-erms,-fsrm");
-        arguments.add("smp", self.smp());
+        let accelerator = qemu.accelerator();
+        let (accel, cpu) = accelerator.qemu_words();
+        arguments.add("accel", accel);
+        arguments.add("cpu", cpu);
+        arguments.add("smp", self.smp(accelerator));
         arguments.add("m", memory);
         let memory_kind = if self.shares_memory() { "memfd,share=on" } else { "ram" };
         arguments.add("object", format!("memory-backend-{memory_kind},id=mem,size={memory}M"));
         arguments.add("kernel", path(&kernel.image()));
         arguments.add("initrd", path(image.path()));
-        arguments.add("append", self.kernel_cmdline());
+        arguments.add("append", self.kernel_cmdline(accelerator));
         arguments.add("serial", format!("file:{}", path(&files.console)));
         // Lets a kernel module under test end the VM with a code.
         arguments.add("device", "isa-debug-exit,iobase=0xf4,iosize=4");
@@ -353,13 +399,28 @@ mod tests {
             .address("fd00::1/64")
             .vsock(Vsock::vhost_user("/s"))
             .cmdline("extra=1");
-        let words = guest.kernel_cmdline();
+        let words = guest.kernel_cmdline(Accelerator::Tcg);
         assert!(words.contains("lab.mods=virtio_net,vmw_vsock_virtio_transport "), "{words}");
         assert!(words.ends_with(" extra=1"), "{words}");
         assert_eq!(guest.addresses, [(0, "10.0.0.1/24".into()), (1, "fd00::1/64".into())]);
         assert!(guest.shares_memory());
         assert!(!GuestBuilder::new("b").net(Net::tap("t0")).disk(Disk::file("/f")).shares_memory());
-        let words = GuestBuilder::new("b").kernel_cmdline();
+        let words = GuestBuilder::new("b").kernel_cmdline(Accelerator::Tcg);
         assert!(words.ends_with("lab.name=b lab.mods="), "{words}");
+    }
+
+    #[test]
+    fn what_the_emulator_needs_is_done_only_under_it() {
+        let guest = GuestBuilder::new("a").root_ports(1);
+        let (tcg, kvm) = (Accelerator::Tcg, Accelerator::Kvm);
+        for word in ["tsc=reliable", "mitigations=off", "no_timer_check", "cryptomgr.notests"] {
+            assert!(guest.kernel_cmdline(tcg).contains(word), "{word}");
+            assert!(!guest.kernel_cmdline(kvm).contains(word), "{word}");
+        }
+        assert!(guest.kernel_cmdline(kvm).ends_with(" lab.name=a lab.mods="));
+        assert_eq!(
+            (guest.smp(tcg).as_str(), guest.smp(kvm).as_str()),
+            ("1,maxcpus=2", "1,maxcpus=1")
+        );
     }
 }

@@ -17,6 +17,8 @@ use crate::{Lab, LabError, Qemu};
 
 /// Time between two looks at a guest that boots, whether its CPUs can still go on.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// The same of one that is to show whether it starts at all.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A guest: QEMU with its agent. Dropping it kills it.
 #[derive(Debug)]
@@ -56,7 +58,7 @@ impl Guest {
     /// # Errors
     /// The guest died or took longer, each with the console's last lines.
     pub fn wait_ready(&self, time: Duration) -> Result<(), LabError> {
-        let release = self.hello(time)?;
+        let release = self.hello(self.machine.qemu.accelerator().boot_time(time))?;
         // A second wait_ready finds it set, to the same value.
         let _ = self.release.set(release);
         let mut script = String::new();
@@ -89,6 +91,27 @@ impl Guest {
                         return Err(failed(Failure::Late));
                     }
                 }
+                Err(failure) => return Err(failed(failure)),
+            }
+        }
+    }
+
+    /// Waits until the agent answers, as long as QEMU has used less than `cpu` of CPU time and
+    /// `time` is not over.
+    ///
+    /// # Errors
+    /// [`LabError::GuestTimeout`] beyond either; the guest died.
+    pub(crate) fn has_started(&self, cpu: Duration, time: Duration) -> Result<(), LabError> {
+        let failed = |failure| self.machine.explain(failure, "its start", time);
+        let until = Instant::now() + time;
+        let hello = self.machine.agent.ask(&Request::Hello { version: proto::VERSION });
+        let call = hello.map_err(failed)?;
+        let may_go_on = || Instant::now() < until && self.cpu_time().is_ok_and(|used| used < cpu);
+        loop {
+            match call.next(Instant::now() + PROBE_INTERVAL) {
+                Ok(Reply::Hello { .. }) => return Ok(()),
+                Ok(other) => return Err(failed(unexpected(&other))),
+                Err(Failure::Late) if may_go_on() => {}
                 Err(failure) => return Err(failed(failure)),
             }
         }

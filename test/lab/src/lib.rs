@@ -34,13 +34,15 @@
 //! [`python`] with QUIC, or `fsx` (package `millrace-lab-fsx`), which does random operations on
 //! files or a disk and compares each byte that it reads with a model.
 //!
-//! A [`Guest`] is a QEMU process under TCG with shared memory, a console in a file, a monitor
+//! A [`Guest`] is a QEMU process with shared memory, a console in a file, a monitor
 //! socket and a virtio-serial port on which the agent answers. QEMU connects to sockets that the
 //! lab has bound before, so nothing polls for files; waits are on sockets and process descriptors.
 //! When a guest dies, whatever is being asked of it fails with the kernel's panic line, the last
 //! 40 console lines and QEMU's own words; one that is silent, or left by a test that fails, tells
 //! where its CPUs are and what their interrupt controllers hold. QEMU is that of Debian's
-//! backports; `MILLRACE_QEMU` names another ([`QemuChoice`]).
+//! backports; `MILLRACE_QEMU` names another ([`QemuChoice`]). KVM runs the guests where a guest has
+//! been seen to boot under it, else QEMU emulates them; `MILLRACE_ACCEL` forces either
+//! ([`acceleration`]).
 //!
 //! A [`libvirt::Libvirt`] is Debian's libvirtd, whose domains boot the same kernels and images
 //! ([`GuestBuilder::boot_files`]).
@@ -60,7 +62,7 @@
 //! | one file out of a guest | 1 GiB ([`agent::MAX_FILE_BYTES`]) | the same |
 //! | commands at once | 64 in a guest | see the agent |
 //! | CPU times | steps of 10 ms | the kernel's clock tick in `/proc/PID/stat` |
-//! | accelerator | TCG only | the test machine's KVM cannot run unmodified kernels |
+//! | probe of KVM | 5 s of CPU time | a `/dev/kvm` may be there and run no guest |
 
 pub mod agent;
 pub mod apt;
@@ -77,6 +79,7 @@ pub mod python;
 pub mod qemu72;
 pub mod rootfs;
 
+mod accel;
 mod backports;
 mod boot;
 mod cache;
@@ -96,8 +99,9 @@ mod qemu;
 mod qmp;
 mod tsc;
 
+pub use accel::{AccelChoice, Acceleration, Accelerator};
 pub use boot::{boot, boot_all};
-pub use builder::{BootFiles, GuestBuilder};
+pub use builder::{BootFiles, GuestBuilder, acceleration};
 pub use cache::Cache;
 pub use command::{Output, Running};
 pub use daemon::{Daemon, DaemonBuilder, Vm};

@@ -142,6 +142,8 @@ fn setup() -> Result<(), LabError> {
             })?;
         }
     }
+    // It says what it has found.
+    lab::acceleration(&Lab::new()?)?;
     eprintln!("lab: ready; cache in {}", cache.root().display());
     Ok(())
 }

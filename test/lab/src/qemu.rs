@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use crate::backports::Backports;
 use crate::process::run;
-use crate::{Cache, LabError, apt};
+use crate::{Accelerator, Cache, LabError, apt};
 
 /// Environment variable that chooses: `10`, `7.2`, or the full path of a QEMU.
 const CHOICE: &str = "MILLRACE_QEMU";
@@ -68,15 +68,17 @@ impl FromStr for QemuChoice {
     }
 }
 
-/// A QEMU, and its version.
+/// A QEMU, its version, and what runs its guests' CPUs.
 #[derive(Clone, Debug)]
 pub struct Qemu {
     program: PathBuf,
     version: (u32, u32),
+    accelerator: Accelerator,
 }
 
 impl Qemu {
-    /// The QEMU that `MILLRACE_QEMU` chooses; fetched on first use.
+    /// The QEMU that `MILLRACE_QEMU` chooses; fetched on first use. It emulates, unless
+    /// [`under`](Self::under) says otherwise.
     ///
     /// # Errors
     /// As [`QemuChoice::from_env`] and [`Qemu::get`].
@@ -101,7 +103,7 @@ impl Qemu {
         let version = version(&said).ok_or_else(|| {
             LabError::Refused(format!("{} --version says {said:?}", program.display()))
         })?;
-        Ok(Self { program, version })
+        Ok(Self { program, version, accelerator: Accelerator::Tcg })
     }
 
     /// Path of the program for guests.
@@ -124,9 +126,21 @@ impl Qemu {
         self.version
     }
 
+    /// Accelerator of its guests.
+    #[must_use]
+    pub fn accelerator(&self) -> Accelerator {
+        self.accelerator
+    }
+
+    /// The same QEMU with another accelerator.
+    #[must_use]
+    pub fn under(self, accelerator: Accelerator) -> Self {
+        Self { accelerator, ..self }
+    }
+
     #[cfg(test)]
     pub(crate) fn of_version(major: u32, minor: u32) -> Self {
-        Self { program: PROGRAM.into(), version: (major, minor) }
+        Self { program: PROGRAM.into(), version: (major, minor), accelerator: Accelerator::Tcg }
     }
 }
 

@@ -1,13 +1,24 @@
-//! Real guests under TCG: commands, files, network, disks, crashes. Needs root and what `lab
+//! Real guests: what runs them, commands, files, network, disks, crashes. Needs root and what `lab
 //! setup` prepares.
 
 use std::time::Duration;
 
-use lab::{Disk, Guest, Image, KernelChoice, Lab, LabError, Net};
+use lab::{Accelerator, Disk, Guest, Image, KernelChoice, Lab, LabError, Net};
 
 /// Long, for machines that do other work; nothing waits that long when all is well.
 const BOOT: Duration = Duration::from_secs(180);
 const LONG: Duration = Duration::from_secs(120);
+
+#[test]
+fn guests_run_as_is_told() {
+    let lab = Lab::new().unwrap();
+    let told = lab::acceleration(&lab).unwrap();
+    assert!(!told.reason.is_empty(), "{told:?}");
+    let [guest] = lab::boot(&lab, [Guest::builder("a")], BOOT).unwrap();
+    let answer = guest.qmp("query-kvm", serde_json::json!({})).unwrap();
+    assert_eq!(answer["enabled"], told.accelerator == Accelerator::Kvm, "{told:?}: {answer}");
+    assert_eq!(lab::acceleration(&lab).unwrap(), told, "the first answer stays");
+}
 
 #[test]
 fn a_guest_takes_commands_and_files() {

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use lab::device::mac_of;
 use lab::{
-    Cache, Daemon, DaemonBuilder, Guest, GuestBuilder, Image, ImageBuilder, KernelChoice, Lab, Net,
-    Qemu, Vm, qemu72,
+    Daemon, DaemonBuilder, Guest, GuestBuilder, Image, ImageBuilder, KernelChoice, Lab, Net, Qemu,
+    Vm, qemu72,
 };
 
 use crate::common::{boot, daemon, until, until_ok};
@@ -21,7 +21,10 @@ pub struct Machine {
 /// QEMU that runs the guests.
 fn qemu() -> &'static Qemu {
     static QEMU: OnceLock<Qemu> = OnceLock::new();
-    QEMU.get_or_init(|| Qemu::chosen(&Cache::open().unwrap()).unwrap())
+    QEMU.get_or_init(|| {
+        let lab = Lab::new().unwrap();
+        lab.qemu().unwrap().under(lab::acceleration(&lab).unwrap().accelerator)
+    })
 }
 
 /// Pairs of queues of a guest's network card: one for each CPU, as users have it.

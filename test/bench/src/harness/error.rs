@@ -85,6 +85,20 @@ pub enum BenchError {
         /// All names, comma separated.
         known: String,
     },
+    /// Results of guests under KVM and of emulated ones in one document.
+    #[error(
+        "{path}: guests run by KVM in {kvm}, guests emulated (TCG) in {tcg}; their numbers do not \
+         compare, so tables of one kind have a document of their own",
+        path = path.display()
+    )]
+    MixedGuests {
+        /// Document.
+        path: PathBuf,
+        /// Markers of the tables of guests under KVM.
+        kvm: String,
+        /// Markers of the tables of emulated guests.
+        tcg: String,
+    },
     /// Failure in a guest, QEMU or the daemon.
     #[error("{what}: {why}")]
     Lab {

@@ -5,14 +5,15 @@ use std::process::Command;
 
 use crate::harness::results::Machine;
 
-/// Describes this machine. What cannot be read is called "unknown": a run is not worth losing for
-/// it.
+/// Describes this machine, for a run without guests. What cannot be read is called "unknown": a run
+/// is not worth losing for it.
 pub fn machine() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     Machine {
         cpu: cpu_model(&read("/proc/cpuinfo")),
         cores: base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32),
         kernel: or_unknown(read("/proc/sys/kernel/osrelease").trim()),
+        guests: None,
     }
 }
 

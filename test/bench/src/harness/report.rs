@@ -49,16 +49,13 @@ pub(crate) const TAIL: &str = "</body></html>\n";
 
 /// The start of every page, down to its first sentence.
 pub(crate) fn head(results: &Results, took_s: f64, headline: &str) -> String {
-    let m = &results.machine;
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
          <title>Millrace comparison</title><style>{STYLE}</style></head><body>\n\
          <h1>Millrace against its peers</h1>\n\
-         <p class=\"soft\">{}, {} cores, Linux {}, commit <code>{}</code>, {:.0} s</p>\n<p>{}</p>\n",
-        escape(&m.cpu),
-        m.cores,
-        escape(&m.kernel),
+         <p class=\"soft\">{}, commit <code>{}</code>, {:.0} s</p>\n<p>{}</p>\n",
+        escape(&results.machine.line()),
         escape(&results.commit),
         took_s,
         escape(headline),

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use lab::Accelerator;
 use serde::{Deserialize, Serialize};
 
 use crate::harness::error::BenchError;
@@ -45,6 +46,18 @@ pub struct Machine {
     pub cores: u32,
     /// Kernel release.
     pub kernel: String,
+    /// Accelerator of the guests; left out where there were none, and by runs from before it was
+    /// told, whose guests were emulated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guests: Option<Accelerator>,
+}
+
+impl Machine {
+    /// One line on it, for people: CPU, cores, kernel, and how the guests ran.
+    pub fn line(&self) -> String {
+        let guests = self.guests.map_or(String::new(), |by| format!(", {}", by.phrase()));
+        format!("{}, {} cores, Linux {}{guests}", self.cpu, self.cores, self.kernel)
+    }
 }
 
 /// One case, both sides.

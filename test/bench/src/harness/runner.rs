@@ -8,6 +8,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use lab::Accelerator;
 use serde::{Deserialize, Serialize};
 
 use crate::harness::cpu::{Accounts, Usage};
@@ -25,6 +26,8 @@ pub const GRACE: Duration = Duration::from_secs(30);
 /// How many times longer than the others the round is that is thrown away: emulated guests got
 /// faster for six seconds of round trips, and not both sides alike.
 const WARM_UP_TIMES: u32 = 6;
+/// The same under KVM, where no code is translated: caches fill and TCP windows grow.
+const WARM_UP_TIMES_KVM: u32 = 2;
 
 /// How many loads of a case may be put on again after they failed: an emulated guest that loses an
 /// interrupt must not end the comparison, one that fails again and again must. Each is told.
@@ -111,6 +114,8 @@ pub trait Case {
 pub trait Bed {
     /// Processes whose CPU time belongs to `side`.
     fn accounts(&self, side: Side) -> Accounts;
+    /// What runs the guests.
+    fn accelerator(&self) -> Accelerator;
     /// Replaces the guests of `side`, whatever state they are in.
     fn renew(&self, side: Side) -> Result<(), BenchError>;
 }
@@ -323,7 +328,11 @@ impl Loads<'_> {
     }
 
     fn window(&self, round: u32) -> Window {
-        let times = if round == 0 { WARM_UP_TIMES } else { 1 };
+        let times = match (round, self.bed.accelerator()) {
+            (0, Accelerator::Tcg) => WARM_UP_TIMES,
+            (0, Accelerator::Kvm) => WARM_UP_TIMES_KVM,
+            _ => 1,
+        };
         Window { settle: self.spec.settle, length: self.plan.length * times }
     }
 }

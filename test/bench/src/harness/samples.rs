@@ -38,7 +38,12 @@ pub fn results() -> Results {
     rows[3].aim = None;
     rows[3].mode = None;
     Results {
-        machine: Machine { cpu: "Test <CPU> & Co".into(), cores: 2, kernel: "6.1.0".into() },
+        machine: Machine {
+            cpu: "Test <CPU> & Co".into(),
+            cores: 2,
+            kernel: "6.1.0".into(),
+            guests: None,
+        },
         commit: "0123abc".into(),
         rows,
         missing: Vec::new(),

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use lab::Lab;
+
 use crate::harness::error::BenchError;
 use crate::harness::machine;
 use crate::harness::output::{self, PageSource, RowSource};
@@ -19,6 +21,8 @@ pub trait Suite {
     type Setup;
     /// Samples of all rounds.
     type Measured;
+    /// Whether it boots guests.
+    const HAS_GUESTS: bool;
 
     /// Makes the settings.
     fn setup(&self) -> Result<Self::Setup, BenchError>;
@@ -39,7 +43,8 @@ pub trait Suite {
     ) -> Result<Report, BenchError>;
 }
 
-/// A suite whose report is rows in the published format, with a page of plots and tables.
+/// A suite with guests whose report is rows in the published format, with a page of plots and
+/// tables.
 pub trait PageSuite {
     /// Section of the document of results.
     const SECTION: Section;
@@ -69,6 +74,7 @@ pub trait PageSuite {
 impl<T: PageSuite> Suite for T {
     type Setup = T::Setup;
     type Measured = T::Measured;
+    const HAS_GUESTS: bool = true;
 
     fn setup(&self) -> Result<T::Setup, BenchError> {
         PageSuite::setup(self)
@@ -164,14 +170,21 @@ pub fn exit_code(failed: bool, missed: bool) -> u8 {
 }
 
 /// Runs a suite; returns the exit code.
-pub fn run(suite: &impl Suite) -> Result<u8, BenchError> {
+pub fn run<S: Suite>(suite: &S) -> Result<u8, BenchError> {
     let setup = suite.setup()?;
+    // All guests of a process run alike: none of these numbers is of the other kind.
+    let found = || lab::acceleration(&Lab::new()?);
+    let guests = S::HAS_GUESTS.then(found).transpose();
+    let guests = guests.map_err(|e| BenchError::lab("choose what runs the guests", e))?;
+    let guests = guests.map(|found| found.accelerator);
     // Before it measures: the tree may change meanwhile.
     let commit = machine::commit(Path::new("."));
+    let machine = Machine { guests, ..machine::machine() };
     let mut progress = Progress::stderr();
+    progress.step(&machine.line());
     let measured = suite.measure(&setup, &mut progress)?;
     let took_s = progress.elapsed().as_secs_f64();
-    let origin = Origin { machine: machine::machine(), commit, took_s };
+    let origin = Origin { machine, commit, took_s };
     let report = suite.report(&setup, measured, origin)?;
     println!("\n{}", report.table);
     for line in &report.losses {

@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use crate::harness::error::BenchError;
+use crate::harness::guests;
 use crate::harness::svg::{Canvas, WIDTH};
 use crate::harness::table::{self, Section};
 
@@ -101,6 +102,7 @@ pub fn write(results: &Path, readme: &Path, plot: &Path) -> Result<(), BenchErro
 }
 
 fn read(document: &str, path: &Path) -> Result<Vec<Line>, BenchError> {
+    guests::check_alike(document, path)?;
     let line = |pick: &'static Pick| {
         find(document, pick).ok_or_else(|| BenchError::NoTableRow {
             path: path.to_owned(),

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::harness::error::BenchError;
+use crate::harness::guests;
 use crate::harness::results::{Results, Row};
 
 /// A part of a document that is ours: the lines between two markers.
@@ -313,14 +314,7 @@ fn origin(section: Section, results: &Results) -> String {
         [_, _, .., most] => format!("up to {most}"),
         _ => rounds.iter().map(u32::to_string).collect::<Vec<_>>().join(" or "),
     };
-    format!(
-        "Measured on {}, {} cores, Linux {}, commit {}; {}",
-        m.cpu,
-        m.cores,
-        m.kernel,
-        results.commit,
-        section.reading(&rounds)
-    )
+    format!("Measured on {}, commit {}; {}", m.line(), results.commit, section.reading(&rounds))
 }
 
 /// The table for a terminal, columns aligned.
@@ -401,6 +395,7 @@ pub(crate) fn rewrite_between(
         begin,
         end,
     })?;
+    guests::check_alike(&new, path)?;
     if new == old {
         return Ok(());
     }

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lab::{Daemon, ImageBuilder, KernelChoice, Lab};
+use lab::{Accelerator, Daemon, ImageBuilder, KernelChoice, Lab};
 
 use crate::harness::cpu::Accounts;
 use crate::harness::error::BenchError;
@@ -53,6 +53,7 @@ pub struct Bed {
     lab: Lab,
     kernel: KernelChoice,
     image: ImageBuilder,
+    accelerator: Accelerator,
     /// QEMU's version, and that of the guests' kernel.
     qemu: String,
     release: String,
@@ -68,6 +69,7 @@ impl Bed {
     pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<Bed, BenchError> {
         progress.step("preparing kernel, guest image and disks");
         let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
+        let accelerator = lab::acceleration(&lab).map_err(|e| BenchError::lab("start the lab", e))?;
         let image = ImageBuilder::default().program("fio");
         // Here, and not within the boot: the first run downloads and compiles.
         lab.image(&image, setup.kernel).map_err(|e| BenchError::lab("make the image", e))?;
@@ -88,7 +90,21 @@ impl Bed {
         let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
         let qemu = pair::qemu_version(&peer.client)?;
         let (ours, peer, kernel) = (RefCell::new(ours), RefCell::new(peer), setup.kernel);
-        Ok(Bed { ours, peer, daemon, lab, kernel, image, qemu, release, ceiling, cores, disks })
+        let accelerator = accelerator.accelerator;
+        Ok(Bed {
+            ours,
+            peer,
+            daemon,
+            lab,
+            kernel,
+            image,
+            accelerator,
+            qemu,
+            release,
+            ceiling,
+            cores,
+            disks,
+        })
     }
 
     fn pair(&self, side: Side) -> Ref<'_, Pair> {
@@ -114,7 +130,7 @@ impl Bed {
         let mut text = vec![
             format!(
                 "Four VMs run at once, two a side; only one pair is loaded at a time. Each: {}, \
-                 TCG, 1 vCPU, Linux {}, a network card and a disk of {} MB.",
+                 1 vCPU, Linux {}, a network card and a disk of {} MB.",
                 self.qemu,
                 self.release,
                 DISK_LEN_BYTES >> 20
@@ -153,6 +169,10 @@ impl runner::Bed for Bed {
             Side::Peer => (peer, ours),
         };
         Accounts { side, other, spinners: Vec::new(), cores: self.cores }
+    }
+
+    fn accelerator(&self) -> Accelerator {
+        self.accelerator
     }
 
     fn renew(&self, side: Side) -> Result<(), BenchError> {

@@ -36,6 +36,10 @@ impl Bed for NoBed {
         Accounts { side: vec![std::process::id()], cores: 1, ..Default::default() }
     }
 
+    fn accelerator(&self) -> Accelerator {
+        Accelerator::Kvm
+    }
+
     fn renew(&self, _: Side) -> Result<(), BenchError> {
         Ok(())
     }

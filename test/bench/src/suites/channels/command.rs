@@ -127,7 +127,7 @@ impl PageSuite for ChannelsArgs {
 
     fn text(setup: &Setup) -> Vec<String> {
         let guests = format!(
-            "Two guests (TCG, {} vCPU each), booted once, with three network cards each: a TAP in a bridge \
+            "Two guests ({} vCPU each), booted once, with three network cards each: a TAP in a bridge \
              (QEMU’s own virtio-net), Millrace’s switch, Open vSwitch on DPDK. Their vCPUs run on {}.",
             setup.vcpus,
             if setup.pinned { "a CPU each, as far as there are enough" } else { "any CPU" }

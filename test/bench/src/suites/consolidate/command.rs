@@ -33,6 +33,7 @@ pub struct ConsolidateArgs {
 impl Suite for ConsolidateArgs {
     type Setup = Setup;
     type Measured = Vec<Round>;
+    const HAS_GUESTS: bool = true;
 
     fn setup(&self) -> Result<Setup, BenchError> {
         let wanted = Plan { rounds: self.rounds, length: self.secs };
@@ -56,7 +57,7 @@ impl Suite for ConsolidateArgs {
 fn text(setup: &Setup) -> Vec<String> {
     let spin = if setup.sidecore.is_empty() { "spin_us by default" } else { &setup.sidecore };
     vec![
-        "Sixteen VMs run at once, eight a side; only one side is loaded at a time. Each: TCG, \
+        "Sixteen VMs run at once, eight a side; only one side is loaded at a time. Each: \
          1 vCPU, 128 MB. Two make round trips, two a stream, two read their disks, two are nearly \
          idle, all at the same time."
             .into(),

@@ -74,6 +74,7 @@ impl Suite for DemoArgs {
     type Setup = (Vec<&'static str>, Setup);
     /// Outcome, and how both sides were set up.
     type Measured = (Outcome, Vec<String>);
+    const HAS_GUESTS: bool = true;
 
     fn setup(&self) -> Result<Self::Setup, BenchError> {
         let names = self.names()?;

@@ -30,6 +30,7 @@ pub struct EventsArgs {
 impl Suite for EventsArgs {
     type Setup = Setup;
     type Measured = Vec<Sample>;
+    const HAS_GUESTS: bool = true;
 
     fn setup(&self) -> Result<Setup, BenchError> {
         let wanted = Plan { rounds: self.rounds, length: self.secs };

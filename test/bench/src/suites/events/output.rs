@@ -95,10 +95,8 @@ impl Results {
         }
         let m = &self.machine;
         out.push_str(&format!(
-            "\nMeasured on {}, {} cores, Linux {}, commit {}; medians of {} rounds.\n",
-            m.cpu,
-            m.cores,
-            m.kernel,
+            "\nMeasured on {}, commit {}; medians of {} rounds.\n",
+            m.line(),
             self.commit,
             self.rows.first().map_or(0, |r| r.rounds)
         ));
@@ -161,6 +159,8 @@ pub fn write_all(
 
 #[cfg(test)]
 mod tests {
+    use lab::Accelerator;
+
     use super::*;
 
     fn sample(round: u32, load: Load, back_end: BackEnd, exits: f64) -> Sample {
@@ -182,7 +182,12 @@ mod tests {
     }
 
     fn results() -> (Results, Vec<Sample>) {
-        let machine = Machine { cpu: "c".into(), cores: 2, kernel: "k".into() };
+        let machine = Machine {
+            cpu: "c".into(),
+            cores: 2,
+            kernel: "k".into(),
+            guests: Some(Accelerator::Kvm),
+        };
         let mut samples = Vec::new();
         for (round, exits) in [(0, 99.0), (1, 4.0), (2, 2.0), (3, 3.0)] {
             samples.push(sample(round, Load::RoundTrip, BackEnd::Qemu, exits));

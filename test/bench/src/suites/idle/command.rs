@@ -34,6 +34,7 @@ pub struct IdleArgs {
 impl Suite for IdleArgs {
     type Setup = (Setup, Folder);
     type Measured = Vec<Row>;
+    const HAS_GUESTS: bool = false;
 
     fn setup(&self) -> Result<Self::Setup, BenchError> {
         let (millrace, front) = self.programs.both()?;

@@ -104,7 +104,7 @@ impl PageSuite for ModulesArgs {
             "The guest’s disks and the host’s store go through the host’s page cache."
         };
         vec![
-            "One VM (TCG, 1 vCPU) with Debian’s MariaDB, unmodified, and the plugin; all sides are tables of this \
+            "One VM (1 vCPU) with Debian’s MariaDB, unmodified, and the plugin; all sides are tables of this \
              server. guest-*: the same store as the module, in the same build of the daemon inside the guest, by a \
              Unix socket, with batching. module: each write and each commit is a request of its own. module-ring: as \
              module-batched, by memory that guest and host share."

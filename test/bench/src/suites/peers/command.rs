@@ -113,6 +113,7 @@ impl Suite for PeersArgs {
     type Setup = Setup;
     /// Samples, and how the bed was set up.
     type Measured = (Vec<CaseRuns>, Vec<String>);
+    const HAS_GUESTS: bool = false;
 
     fn setup(&self) -> Result<Setup, BenchError> {
         let cases = self.chosen()?;

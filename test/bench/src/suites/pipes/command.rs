@@ -114,7 +114,7 @@ impl PageSuite for PipesArgs {
         let sizes: Vec<String> = setup.sizes_bytes.iter().map(|s| size_text(*s)).collect();
         let mut text = vec![
             format!(
-                "The server VM (TCG, 1 vCPU) and its neighbours, VMs with a busy loop, share CPU {vms}; the \
+                "The server VM (1 vCPU) and its neighbours, VMs with a busy loop, share CPU {vms}; the \
                  daemon with sidecore, pipes and twins runs on CPU {host}, and so do the client, which is in \
                  a bridge at the switch’s uplink, and the reference’s sender."
             ),

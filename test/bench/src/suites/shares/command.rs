@@ -50,6 +50,7 @@ impl Suite for SharesArgs {
     type Setup = Setup;
     /// Rounds, and the cases that failed.
     type Measured = (Vec<Round>, Vec<String>);
+    const HAS_GUESTS: bool = false;
 
     fn setup(&self) -> Result<Setup, BenchError> {
         let cases = select(&self.cases)?;
