@@ -47,6 +47,7 @@ impl Bed for Pretend {
 #[test]
 fn all_cases_run_and_the_files_tell_the_same() {
     let modes = Modes {
+        vhost: false,
         net: "1 vCPU".into(),
         disk: "raw".into(),
         server: [10, 0, 0, 2].into(),
@@ -70,7 +71,8 @@ fn all_cases_run_and_the_files_tell_the_same() {
     assert_eq!(rows, complete.map(|name| (name, 2.0, 2)));
     let page = std::fs::read_to_string(dir.path().join("report.html")).unwrap();
     for part in [
-        "4 of 4 floors reached; faster than the peer in 5 of 5 cases. 1 did not complete.",
+        "4 of 4 floors reached; of 5 comparisons 5 ahead of the peer, 0 level with it and 0 \
+         behind it. 1 did not complete.",
         "disk_seq_1m failed: guest d: Kernel panic - not syncing",
         "udp_small: packets sent and not received, median: Millrace 50.0 %, peer 50.0 %",
     ] {

@@ -12,6 +12,8 @@ pub enum Net {
     Tap {
         /// The TAP's name; it must exist ([`crate::NetLab::tap`]).
         ifname: String,
+        /// The host's kernel serves its rings ([`crate::vhost_net`]), not QEMU.
+        vhost: bool,
     },
     /// A vhost-user back end.
     VhostUser(VhostUserNet),
@@ -45,7 +47,13 @@ impl Net {
     /// A TAP.
     #[must_use]
     pub fn tap(ifname: impl Into<String>) -> Self {
-        Self::Tap { ifname: ifname.into() }
+        Self::Tap { ifname: ifname.into(), vhost: false }
+    }
+
+    /// A TAP whose rings the host's kernel serves. QEMU ends where that cannot be.
+    #[must_use]
+    pub fn tap_vhost(ifname: impl Into<String>) -> Self {
+        Self::Tap { ifname: ifname.into(), vhost: true }
     }
 
     /// A vhost-user card with one queue pair, split rings, mergeable buffers, QEMU connecting and
@@ -261,8 +269,8 @@ impl<'a> Arguments<'a> {
         let mut device = format!("virtio-net-pci,id=net{slot},netdev=nd{slot},romfile=");
         match net {
             Net::None => return,
-            Net::Tap { ifname } => {
-                let options = "script=no,downscript=no,vhost=off";
+            Net::Tap { ifname, vhost } => {
+                let options = format!("script=no,downscript=no,vhost={}", on(*vhost));
                 self.add("netdev", format!("tap,id=nd{slot},ifname={ifname},{options}"));
                 device.push_str(&format!(",mac={}", mac_of(guest, slot)));
             }
@@ -399,6 +407,15 @@ mod tests {
         assert!(got.contains("queues=2") && got.contains("mq=on"), "{got}");
         assert!(got.contains("mac=52:00:00:00:00:09"), "{got}");
         assert_eq!(text(|arguments| arguments.net("a", 0, &Net::None)), "");
+    }
+
+    #[test]
+    fn the_kernel_serves_a_tap_only_where_told() {
+        let got = text(|arguments| arguments.net("a", 1, &Net::tap("t1")));
+        assert!(got.starts_with("-netdev tap,id=nd1,ifname=t1,"), "{got}");
+        assert!(got.contains(",vhost=off -device virtio-net-pci,id=net1"), "{got}");
+        let with = text(|arguments| arguments.net("a", 1, &Net::tap_vhost("t1")));
+        assert_eq!(with, got.replace("vhost=off", "vhost=on"), "they differ in nothing else");
     }
 
     #[test]

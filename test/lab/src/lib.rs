@@ -98,6 +98,7 @@ mod program;
 mod qemu;
 mod qmp;
 mod tsc;
+mod vhost;
 
 pub use accel::{AccelChoice, Acceleration, Accelerator};
 pub use boot::{boot, boot_all};
@@ -115,3 +116,4 @@ pub use machine::DEFAULT_TIMEOUT;
 pub use netlab::NetLab;
 pub use program::AGENT_SERVICE;
 pub use qemu::{Qemu, QemuChoice};
+pub use vhost::{vhost_net, vhost_threads};

@@ -11,7 +11,7 @@ use lab::{
 
 use crate::harness::error::BenchError;
 use crate::harness::folder::Folder;
-use crate::harness::host::Thread;
+use crate::harness::host::{self, Thread};
 
 /// Bytes of each disk image: as much as the guest's memory, read past both page caches.
 pub const DISK_LEN_BYTES: u64 = 128 << 20;
@@ -32,6 +32,8 @@ pub enum Devices {
     },
     /// QEMU: virtio-net on TAP and bridge, in its main loop; virtio-blk with a thread of its own.
     Qemu,
+    /// The same with virtio-net in the host's kernel, by vhost-net.
+    Vhost,
 }
 
 /// Session, kernel and disks of guests.
@@ -89,14 +91,17 @@ impl Fleet {
             .collect::<Result<Vec<_>, _>>()?;
         let daemon = match devices {
             Devices::Millrace { sidecore } => Some(start_daemon(base, name, sidecore, &images)?),
-            Devices::Qemu => {
+            Devices::Qemu | Devices::Vhost => {
                 bridge(base.ground.lab, name, disks.len())?;
                 None
             }
         };
         let mut fleet = Fleet { guests: Vec::new(), daemon };
+        let on_tap: fn(String) -> Net =
+            if *devices == Devices::Vhost { Net::tap_vhost } else { Net::tap };
         let guests = images.iter().enumerate();
-        let guests = guests.map(|(i, image)| fleet.describe(base, name, i, image.as_deref()));
+        let guests =
+            guests.map(|(i, image)| fleet.describe(base, name, i, image.as_deref(), on_tap));
         let guests: Vec<_> = guests.collect();
         for guests in guests.chunks(BOOT_AT_ONCE) {
             let booted = lab::boot_all(base.ground.lab, guests.to_vec(), READY);
@@ -105,11 +110,18 @@ impl Fleet {
         Ok(fleet)
     }
 
-    fn describe(&self, base: &Base, name: &str, i: usize, image: Option<&Path>) -> GuestBuilder {
+    fn describe(
+        &self,
+        base: &Base,
+        name: &str,
+        i: usize,
+        image: Option<&Path>,
+        on_tap: fn(String) -> Net,
+    ) -> GuestBuilder {
         let vm = format!("{name}{i}");
         let net = match &self.daemon {
             Some(daemon) => Net::vhost_user(daemon.socket(&vm, "net0")).into(),
-            None => Net::tap(tap(name, i)),
+            None => on_tap(tap(name, i)),
         };
         let guest = Guest::builder(&vm)
             .kernel(base.ground.kernel)
@@ -139,10 +151,11 @@ impl Fleet {
         self.daemon.as_ref()
     }
 
-    /// All processes: QEMU's and the daemon.
+    /// All processes: QEMU's, threads of the kernel that serve their network, and the daemon.
     pub fn pids(&self) -> Vec<u32> {
         let guests = self.guests.iter().map(Guest::pid);
-        guests.chain(self.daemon.as_ref().map(Daemon::pid)).collect()
+        let kernel = guests.clone().flat_map(lab::vhost_threads);
+        guests.chain(kernel).chain(self.daemon.as_ref().map(Daemon::pid)).collect()
     }
 
     /// Starts the server `tool` on guest `number`, as [`serve`] does.
@@ -182,11 +195,22 @@ impl Fleet {
         Ok(all)
     }
 
+    /// Threads of the kernel that serve the guests' network, those of QEMU's processes included.
+    pub fn vhost_threads(&self) -> Result<Vec<Thread>, BenchError> {
+        let mut all = Vec::new();
+        for guest in &self.guests {
+            let own = lab::vhost_threads(guest.pid());
+            match own.is_empty() {
+                true => all.extend(host::named(guest.pid(), "vhost-")?),
+                false => all.extend(own.into_iter().map(|tid| Thread { pid: tid, tid })),
+            }
+        }
+        Ok(all)
+    }
+
     /// The daemon's polling threads.
     pub fn sidecores(&self) -> Result<Vec<Thread>, BenchError> {
-        self.daemon
-            .as_ref()
-            .map_or(Ok(Vec::new()), |d| crate::harness::host::named(d.pid(), "sidecore-"))
+        self.daemon.as_ref().map_or(Ok(Vec::new()), |d| host::named(d.pid(), "sidecore-"))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::harness::results::{Results, Row, Stand};
-use crate::harness::runner::{CaseRounds, Outcome};
+use crate::harness::runner::{CaseRounds, Outcome, Round, Sample, VHOST};
 use crate::harness::stats::{Better, interval, ratio, spread};
 use crate::harness::svg::{self, escape};
 use crate::harness::table::{floor_text, judgement, number, quantity, verdict};
@@ -130,7 +130,7 @@ fn headline(results: &Results, outcome: &Outcome) -> String {
     let [ahead, level, behind] =
         [Stand::Ahead, Stand::Level, Stand::Behind].map(|stand| results.count(stand));
     let mut text = format!(
-        "{reached} of {floors} floors reached; of {rows} cases {ahead} ahead of the peer, {level} \
+        "{reached} of {floors} floors reached; of {rows} comparisons {ahead} ahead of the peer, {level} \
          level with it and {behind} behind it."
     );
     if !outcome.failed().is_empty() {
@@ -203,7 +203,8 @@ fn lost(results: &Results, outcome: &Outcome) -> String {
     }
     for row in &results.rows {
         if let Some(more) = more_cpu(row, outcome) {
-            items.push(format!("{}: {more:.0} % more host CPU per operation", row.case));
+            let (case, peer) = (&row.case, &row.peer.name);
+            items.push(format!("{case}: {more:.0} % more host CPU per operation than {peer}"));
         }
     }
     items.extend(outcome.failed().iter().map(|(case, why)| format!("{case} failed: {why}")));
@@ -220,8 +221,10 @@ fn lost(results: &Results, outcome: &Outcome) -> String {
 /// Percent more host CPU per operation than the peer, where the rounds show a difference.
 fn more_cpu(row: &Row, outcome: &Outcome) -> Option<f64> {
     let case = outcome.rounds.iter().find(|case| case.case == row.case)?;
-    let own = case.rounds.iter().filter(|r| r.round > 0).map(|r| {
-        ratio(r.ours.cpu_us_per_op, r.peer.cpu_us_per_op, Better::Lower).unwrap_or(f64::NAN)
+    let counted = case.rounds.iter().filter(|r| r.round > 0);
+    let pairs = counted.filter_map(|r| Some((r.ours, r.of_peer(&row.peer.name)?)));
+    let own = pairs.map(|(ours, peer)| {
+        ratio(ours.cpu_us_per_op, peer.cpu_us_per_op, Better::Lower).unwrap_or(f64::NAN)
     });
     let (_, high) = interval(&own.collect::<Vec<f64>>())?;
     let is_more = high < 1.0;
@@ -232,7 +235,7 @@ fn more_cpu(row: &Row, outcome: &Outcome) -> Option<f64> {
 pub fn losses_of(case: &CaseRounds) -> Vec<String> {
     let counted: Vec<_> = case.rounds.iter().filter(|r| r.round > 0).collect();
     let mut out = Vec::new();
-    let lost = |pick: &dyn Fn(&crate::harness::runner::Round) -> Option<f64>| {
+    let lost = |pick: &dyn Fn(&Round) -> Option<f64>| {
         spread(&counted.iter().filter_map(|r| pick(r)).collect::<Vec<f64>>())
     };
     if let (Some(ours), Some(peer)) = (lost(&|r| r.ours.lost), lost(&|r| r.peer.lost))
@@ -245,11 +248,10 @@ pub fn losses_of(case: &CaseRounds) -> Vec<String> {
             peer.median * 100.0
         ));
     }
-    let noisy =
-        |r: &&&crate::harness::runner::Round| r.ours.foreign.max(r.peer.foreign) > FOREIGN_LIMIT;
+    let noisy = |r: &&&Round| r.foreign() > FOREIGN_LIMIT;
     let disturbed = counted.iter().filter(noisy).count();
     if disturbed > 0 {
-        let most = counted.iter().map(|r| r.ours.foreign.max(r.peer.foreign)).fold(0.0, f64::max);
+        let most = counted.iter().map(|r| r.foreign()).fold(0.0, f64::max);
         out.push(format!(
             "{}: {disturbed} of {} rounds disturbed by other programs (up to {:.0} % of the machine)",
             case.case,
@@ -291,33 +293,41 @@ fn all_rounds(cases: &[CaseRounds]) -> String {
     );
     for case in cases {
         for r in &case.rounds {
-            let round = if r.round == 0 { "warm-up".into() } else { r.round.to_string() };
-            let _ = writeln!(
-                out,
-                "<tr><td>{}</td><td class=\"n\">{round}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
-                 <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
-                 <td class=\"n\">{:.0} % / {:.0} %</td><td class=\"soft\">{}</td></tr>",
-                escape(&case.case),
-                number(r.ours.value),
-                number(r.peer.value),
-                number(r.ours.cpu_us_per_op),
-                number(r.peer.cpu_us_per_op),
-                number(r.ours.machine_cpu_us_per_op),
-                number(r.peer.machine_cpu_us_per_op),
-                r.ours.foreign * 100.0,
-                r.peer.foreign * 100.0,
-                escape(&case.operation),
-            );
+            round_line(&mut out, case, r, ("", &r.peer));
+            if let Some(vhost) = &r.vhost {
+                round_line(&mut out, case, r, (VHOST, vhost));
+            }
         }
     }
     out.push_str("</tbody></table></div>\n");
     out
 }
 
+/// One round against a peer; its name where it is not the only one's.
+fn round_line(out: &mut String, case: &CaseRounds, r: &Round, (name, peer): (&str, &Sample)) {
+    let round = if r.round == 0 { "warm-up".into() } else { r.round.to_string() };
+    let _ = writeln!(
+        out,
+        "<tr><td>{}</td><td class=\"n\">{round}</td><td class=\"n\">{}</td><td class=\"n\">{}{}</td>\
+         <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+         <td class=\"n\">{:.0} % / {:.0} %</td><td class=\"soft\">{}</td></tr>",
+        escape(&case.case),
+        number(r.ours.value),
+        number(peer.value),
+        if name.is_empty() { String::new() } else { format!(" {name}") },
+        number(r.ours.cpu_us_per_op),
+        number(peer.cpu_us_per_op),
+        number(r.ours.machine_cpu_us_per_op),
+        number(peer.machine_cpu_us_per_op),
+        r.ours.foreign * 100.0,
+        peer.foreign * 100.0,
+        escape(&case.operation),
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::runner::{Round, Sample};
     use crate::harness::samples;
 
     fn side(foreign: f64, lost: Option<f64>) -> Sample {
@@ -327,7 +337,10 @@ mod tests {
 
     fn page(foreign: f64, lost: Option<f64>) -> String {
         let results = samples::with_intervals();
-        let round = |round| Round { round, ours: side(foreign, lost), peer: side(0.0, lost) };
+        let round = |round| {
+            let (ours, peer) = (side(foreign, lost), side(0.0, lost));
+            Round { round, ours, peer, vhost: None }
+        };
         let case = |name: &str, failed: Option<&str>| CaseRounds {
             case: name.into(),
             operation: "round trip".into(),
@@ -354,10 +367,10 @@ mod tests {
         let text = page(0.0, None);
         for golden in [
             "Test &lt;CPU&gt; &amp; Co, 2 cores, Linux 6.1.0, commit <code>0123abc</code>, 300 s",
-            "2 of 3 floors reached; of 4 cases 2 ahead of the peer, 1 level with it and 1 behind it. \
+            "2 of 3 floors reached; of 4 comparisons 2 ahead of the peer, 1 level with it and 1 behind it. \
              1 did not complete.",
             "<li>tcp_stream: 0.92× of tap-bridge (behind; floor 1.2×, missed)</li>",
-            "<li>tcp_stream: 11 % more host CPU per operation</li>",
+            "<li>tcp_stream: 11 % more host CPU per operation than tap-bridge</li>",
             "<th class=\"n\">95 % interval</th>",
             "<td class=\"n soft\"><strong>1.01×</strong></td><td class=\"n\">0.95–1.08</td>",
             "<td>level; floor 1.0×, reached</td>",
@@ -380,6 +393,32 @@ mod tests {
         let text = html(&results, &outcome, &Context::default());
         assert!(text.contains("<li>Nothing: no case behind its peer"), "{text}");
         assert!(text.contains(">0.99× level</text>"), "{text}");
+    }
+
+    #[test]
+    fn a_third_side_has_rows_and_rounds_of_its_own() {
+        let mut results = samples::with_intervals();
+        let mut vhost = results.rows[2].clone();
+        (vhost.case, vhost.peer.name, vhost.target) = ("tcp_rr".into(), VHOST.into(), None);
+        results.rows.insert(1, vhost);
+        let round = |round| {
+            let vhost = Some(Sample { value: 7777.0, ..side(0.3, None) });
+            Round { round, ours: side(0.0, None), peer: side(0.0, None), vhost }
+        };
+        let case =
+            CaseRounds { case: "tcp_rr".into(), rounds: vec![round(1)], ..Default::default() };
+        let outcome = Outcome { rows: results.rows.clone(), rounds: vec![case] };
+        let text = html(&results, &outcome, &Context::default());
+        for golden in [
+            "<td class=\"soft\">tap-vhost</td>",
+            "<li>tcp_rr: 0.92× of tap-vhost (behind)</li>",
+            ">against tap-vhost</text>",
+            "<td class=\"n\">7,777 tap-vhost</td>",
+            "of 5 comparisons 2 ahead of the peer, 1 level with it and 2 behind it.",
+            "1 of 1 rounds disturbed by other programs (up to 30 %",
+        ] {
+            assert!(text.contains(golden), "lacks {golden}");
+        }
     }
 
     #[test]

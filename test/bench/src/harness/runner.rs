@@ -15,6 +15,7 @@ use crate::harness::cpu::{Accounts, Usage};
 use crate::harness::error::BenchError;
 use crate::harness::host::Thread;
 use crate::harness::progress::Progress;
+use crate::harness::repeat::order_for_round;
 use crate::harness::results::{CpuPerOp, Measured, Row};
 use crate::harness::spinner::Spinners;
 use crate::harness::stats::{Better, interval, ratio, significant, spread};
@@ -43,6 +44,25 @@ pub enum Side {
     Ours,
     /// Peer that Millrace is compared with.
     Peer,
+    /// The same peer with its network in the host's kernel, where the host has vhost-net.
+    Vhost,
+}
+
+/// Name in results of the peer whose network the host's kernel serves.
+pub const VHOST: &str = "tap-vhost";
+
+/// Sentence of a report on that peer, under its name there, or on why there is none.
+pub fn vhost_text(name: &str, vhost: &Result<(), String>) -> String {
+    match vhost {
+        Ok(()) => format!(
+            "Peer {name}: QEMU’s virtio-net on TAP, served by the host’s kernel (vhost-net), on a \
+             bridge of its own. It has rows of its own and no floor; its threads’ CPU time is the \
+             side’s."
+        ),
+        Err(reason) => {
+            format!("Not compared: vhost-net, which this host does not have ({reason}).")
+        }
+    }
 }
 
 impl Side {
@@ -51,6 +71,7 @@ impl Side {
         match self {
             Side::Ours => "ours",
             Side::Peer => "peer",
+            Side::Vhost => VHOST,
         }
     }
 }
@@ -74,6 +95,8 @@ pub struct Spec {
     pub ours: &'static str,
     /// The peer's name in results.
     pub peer: &'static str,
+    /// Whether [`Side::Vhost`] takes part.
+    pub vhost: bool,
     /// How both sides are set up.
     pub mode: String,
     /// Whether host CPUs must be kept awake.
@@ -114,7 +137,7 @@ pub trait Case {
 pub trait Bed {
     /// Processes whose CPU time belongs to `side`.
     fn accounts(&self, side: Side) -> Accounts;
-    /// What runs the guests.
+    /// Accelerator of all guests.
     fn accelerator(&self) -> Accelerator;
     /// Replaces the guests of `side`, whatever state they are in.
     fn renew(&self, side: Side) -> Result<(), BenchError>;
@@ -154,6 +177,22 @@ pub struct Round {
     pub ours: Sample,
     /// The peer.
     pub peer: Sample,
+    /// The peer with vhost-net, where it took part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost: Option<Sample>,
+}
+
+impl Round {
+    /// The sample of a row's peer.
+    pub fn of_peer(&self, name: &str) -> Option<&Sample> {
+        if name == VHOST { self.vhost.as_ref() } else { Some(&self.peer) }
+    }
+
+    /// Largest fraction of the machine that strangers used.
+    pub fn foreign(&self) -> f64 {
+        let vhost = self.vhost.map_or(0.0, |vhost| vhost.foreign);
+        self.ours.foreign.max(self.peer.foreign).max(vhost)
+    }
 }
 
 /// Everything measured for a case, for those who doubt the row.
@@ -176,7 +215,7 @@ pub struct CaseRounds {
 /// Rows and what they were made of.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcome {
-    /// One row per case that completed.
+    /// Rows of the cases that completed: one for each peer.
     pub rows: Vec<Row>,
     /// One entry per case.
     pub rounds: Vec<CaseRounds>,
@@ -202,7 +241,8 @@ pub fn compare(
     progress: &mut Progress,
 ) -> Outcome {
     let mut outcome = Outcome::default();
-    let loads = cases.len() * (plan.rounds as usize + 1) * 2;
+    let sides = cases.iter().map(|case| order(case.spec().vhost, 0).len()).sum::<usize>();
+    let loads = sides * (plan.rounds as usize + 1);
     let mut done = 0;
     for case in cases {
         let spec = case.spec().clone();
@@ -220,10 +260,10 @@ pub fn compare(
             Event::Round(round) => progress.step(&round_line(&spec, round)),
         };
         let ran = run_case(case.as_mut(), bed, plan, &mut rounds, &mut watch);
-        let made = ran.and_then(|()| row(&spec, &rounds));
+        let made = ran.and_then(|()| rows(&spec, &rounds));
         let failed = match made {
-            Ok(row) => {
-                outcome.rows.push(row);
+            Ok(rows) => {
+                outcome.rows.extend(rows);
                 None
             }
             Err(e) => {
@@ -246,11 +286,13 @@ pub fn compare(
 fn round_line(spec: &Spec, r: &Round) -> String {
     let ratio = ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN);
     let what = if r.round == 0 { "warm-up".into() } else { format!("round {}", r.round) };
+    let vhost = r.vhost.map(|vhost| format!("; {VHOST} {}", quantity(vhost.value, spec.unit)));
     format!(
-        "{} {what}: {} against {}, {ratio:.2}×",
+        "{} {what}: {} against {}, {ratio:.2}×{}",
         spec.name,
         quantity(r.ours.value, spec.unit),
-        quantity(r.peer.value, spec.unit)
+        quantity(r.peer.value, spec.unit),
+        vhost.unwrap_or_default()
     )
 }
 
@@ -276,17 +318,28 @@ fn run_case(
     let tids = spinners.as_ref().map(|s| s.tids().to_vec()).unwrap_or_default();
     let mut loads = Loads { case, bed, plan, spec, tids, repeats: 0, watch };
     for round in 0..=plan.rounds {
-        let (ours, peer) = if round.is_multiple_of(2) {
-            (loads.load(round, Side::Ours)?, loads.load(round, Side::Peer)?)
-        } else {
-            let peer = loads.load(round, Side::Peer)?;
-            (loads.load(round, Side::Ours)?, peer)
+        let mut samples = [None; 3];
+        for side in order(loads.spec.vhost, round) {
+            samples[side as usize] = Some(loads.load(round, side)?);
+        }
+        let [Some(ours), Some(peer), vhost] = samples else {
+            return Err(BenchError::NoRounds { case: loads.spec.name.into() });
         };
-        let round = Round { round, ours, peer };
+        let round = Round { round, ours, peer, vhost };
         (loads.watch)(Event::Round(&round));
         rounds.push(round);
     }
     Ok(())
+}
+
+/// Sides of a round, in their order. Of two the other one begins in each round; of three each one
+/// begins, and comes after each other one.
+pub fn order(vhost: bool, round: u32) -> Vec<Side> {
+    match (vhost, round.is_multiple_of(2)) {
+        (true, _) => order_for_round(&[Side::Ours, Side::Peer, Side::Vhost], round),
+        (_, true) => vec![Side::Ours, Side::Peer],
+        (_, false) => vec![Side::Peer, Side::Ours],
+    }
 }
 
 /// The loads of one case.
@@ -384,29 +437,42 @@ fn sample(
     })
 }
 
-/// Makes the row of a case from its rounds; round 0 does not count.
-pub fn row(spec: &Spec, rounds: &[Round]) -> Result<Row, BenchError> {
-    let counted: Vec<&Round> = rounds.iter().filter(|r| r.round > 0).collect();
+/// Makes the rows of a case from its rounds, one for each peer; round 0 does not count. Floor and
+/// aim are those against the peer without vhost-net.
+pub fn rows(spec: &Spec, rounds: &[Round]) -> Result<Vec<Row>, BenchError> {
+    let mut rows = vec![row(spec, spec.peer, rounds)?];
+    if spec.vhost {
+        rows.push(Row { target: None, aim: None, ..row(spec, VHOST, rounds)? });
+    }
+    Ok(rows)
+}
+
+/// The row against one peer.
+fn row(spec: &Spec, peer: &'static str, rounds: &[Round]) -> Result<Row, BenchError> {
+    let counted = rounds.iter().filter(|r| r.round > 0);
+    let counted: Vec<(&Sample, &Sample)> =
+        counted.filter_map(|r| Some((&r.ours, r.of_peer(peer)?))).collect();
     let none = || BenchError::NoRounds { case: spec.name.into() };
-    let middle = |of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
-        spread(&counted.iter().map(|r| of(r)).collect::<Vec<f64>>()).ok_or_else(none)
+    let middle = |of: &dyn Fn(&(&Sample, &Sample)) -> f64| -> Result<_, BenchError> {
+        spread(&counted.iter().map(of).collect::<Vec<f64>>()).ok_or_else(none)
     };
-    let own = |r: &&Round| ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN);
-    let own: Vec<f64> = counted.iter().map(own).collect();
+    let own = counted.iter().map(|(ours, peer)| ratio(ours.value, peer.value, spec.better));
+    let own: Vec<f64> = own.map(|ratio| ratio.unwrap_or(f64::NAN)).collect();
     let ratios = spread(&own).ok_or_else(none)?;
     let (low, high) = interval(&own).ok_or_else(none)?;
-    let side = |name: &str, of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
-        let value = significant(middle(of)?.median, DIGITS);
-        Ok(Measured { name: name.into(), value, unit: spec.unit.into() })
+    let side = |name: &str, value: f64| Measured {
+        name: name.into(),
+        value: significant(value, DIGITS),
+        unit: spec.unit.into(),
     };
     let cpu = CpuPerOp {
-        ours: significant(middle(&|r| r.ours.cpu_us_per_op)?.median, DIGITS),
-        peer: significant(middle(&|r| r.peer.cpu_us_per_op)?.median, DIGITS),
+        ours: significant(middle(&|(ours, _)| ours.cpu_us_per_op)?.median, DIGITS),
+        peer: significant(middle(&|(_, peer)| peer.cpu_us_per_op)?.median, DIGITS),
     };
     Ok(Row {
         case: spec.name.into(),
-        ours: side(spec.ours, &|r| r.ours.value)?,
-        peer: side(spec.peer, &|r| r.peer.value)?,
+        ours: side(spec.ours, middle(&|(ours, _)| ours.value)?.median),
+        peer: side(peer, middle(&|(_, peer)| peer.value)?.median),
         better: spec.better,
         ratio: significant(ratios.median, DIGITS),
         ratio_min: significant(ratios.min, DIGITS),

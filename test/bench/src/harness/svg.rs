@@ -14,7 +14,7 @@ const LEFT: f64 = 150.0;
 const RIGHT: f64 = 150.0;
 
 /// Colours of series: `mr-sN` of lines, `mr-cN` of what is filled.
-pub(crate) const SERIES: usize = 9;
+pub(crate) const SERIES: usize = 10;
 
 const STYLE: &str = "<style>
 .mr-bg{fill:#ffffff}.mr-text{fill:#1b2328;font-family:system-ui,'DejaVu Sans',sans-serif;font-size:13px}
@@ -26,11 +26,11 @@ const STYLE: &str = "<style>
 .mr-floor{stroke:#c2410c;stroke-width:2.5}.mr-aim{stroke:#c2410c;stroke-width:1.5;stroke-dasharray:3 3}
 .mr-good{fill:#2f9e8f}.mr-bad{fill:#d9634c}.mr-level,.mr-peer{fill:#a9b4bb}
 .mr-f0{fill:#2f9e8f}.mr-f1{fill:#8fd0c6}.mr-f2{fill:#d97706}.mr-f3{fill:#6366f1}.mr-f4{fill:#d9634c}.mr-f5{fill:#a9b4bb}
-.mr-s0,.mr-s1,.mr-s2,.mr-s3,.mr-s4,.mr-s5,.mr-s6,.mr-s7,.mr-s8{fill:none;stroke-width:1.5}
+.mr-s0,.mr-s1,.mr-s2,.mr-s3,.mr-s4,.mr-s5,.mr-s6,.mr-s7,.mr-s8,.mr-s9{fill:none;stroke-width:1.5}
 .mr-s0{stroke:#2f9e8f}.mr-s1{stroke:#d97706}.mr-s2{stroke:#6366f1}.mr-s3{stroke:#d9634c}.mr-s4{stroke:#a9b4bb}
-.mr-s5{stroke:#8fd0c6}.mr-s6{stroke:#1f6f9e}.mr-s7{stroke:#a855a0}.mr-s8{stroke:#8a7a2c}
+.mr-s5{stroke:#8fd0c6}.mr-s6{stroke:#1f6f9e}.mr-s7{stroke:#a855a0}.mr-s8{stroke:#8a7a2c}.mr-s9{stroke:#5b4bb0}
 .mr-c0{fill:#2f9e8f}.mr-c1{fill:#d97706}.mr-c2{fill:#6366f1}.mr-c3{fill:#d9634c}.mr-c4{fill:#a9b4bb}
-.mr-c5{fill:#8fd0c6}.mr-c6{fill:#1f6f9e}.mr-c7{fill:#a855a0}.mr-c8{fill:#8a7a2c}
+.mr-c5{fill:#8fd0c6}.mr-c6{fill:#1f6f9e}.mr-c7{fill:#a855a0}.mr-c8{fill:#8a7a2c}.mr-c9{fill:#5b4bb0}
 @media(prefers-color-scheme:dark){.mr-bg{fill:#151a1e}.mr-text{fill:#e6ebee}.mr-small{fill:#9aa7af}
 .mr-grid{stroke:#2b343a}.mr-one{stroke:#9aa7af}.mr-whisker,.mr-interval{stroke:#e6ebee}.mr-dot{fill:#e6ebee}
 .mr-floor,.mr-aim{stroke:#fb923c}.mr-good{fill:#2a8f81}.mr-bad{fill:#c4553f}.mr-level,.mr-peer{fill:#5f6b73}}

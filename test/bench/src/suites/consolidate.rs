@@ -3,10 +3,10 @@
 //! # Theory of operation
 //! Two fleets of the same eight guests run at once, one on a daemon with one sidecore, one on
 //! QEMU's devices: virtio-net on TAP and bridge in each QEMU's main loop, virtio-blk in a thread of
-//! its own. In each round every guest of one fleet puts on its load at the same time as the others,
-//! then those of the other fleet; who is first changes from round to round, and the first round is
-//! thrown away. [`load`] says who does what; seeds and addresses are fixed, so both fleets do the
-//! same.
+//! its own; where the host has vhost-net, a third fleet has its network there. In each round every
+//! guest of one fleet puts on its load at the same time as the others, then those of the other
+//! fleet; who is first changes from round to round, and the first round is thrown away. [`load`]
+//! says who does what; seeds and addresses are fixed, so all fleets do the same.
 //!
 //! CPU is read from a moment after the start to a moment before the end, thread by thread:
 //! `cpu_back_end` is the daemon, or QEMU's main loops and disk threads. Without KVM QEMU's main
@@ -37,7 +37,7 @@ use crate::harness::folder::Folder;
 use crate::harness::host::{self, Thread};
 use crate::harness::options::VmSetup;
 use crate::harness::progress::Progress;
-use crate::harness::runner::{GRACE, Plan, Side};
+use crate::harness::runner::{GRACE, Plan, Side, order};
 use load::{LOADS, Values};
 
 /// Time before CPU is read: all programs have started by then.
@@ -52,6 +52,8 @@ pub struct Setup {
     pub vms: VmSetup,
     /// More lines for the daemon's `[sidecore]` table.
     pub sidecore: String,
+    /// Whether the host has vhost-net; if not, the reason.
+    pub vhost: Result<(), String>,
 }
 
 /// Host CPU seconds per second.
@@ -85,6 +87,9 @@ pub struct Round {
     pub ours: Sample,
     /// QEMU.
     pub peer: Sample,
+    /// QEMU with vhost-net, where the host has that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost: Option<Sample>,
 }
 
 /// A fleet and the threads that serve its devices.
@@ -92,7 +97,7 @@ struct Host {
     fleet: Fleet,
     /// QEMU's main loops.
     loops: Vec<Thread>,
-    /// QEMU's disk threads; or all threads of the daemon.
+    /// QEMU's disk threads, and the kernel's that serve the network; or all threads of the daemon.
     own: Vec<Thread>,
 }
 
@@ -101,11 +106,13 @@ impl Host {
         let (name, devices) = match side {
             Side::Ours => ("our", Devices::Millrace { sidecore: format!("count = 1\n{sidecore}") }),
             Side::Peer => ("peer", Devices::Qemu),
+            Side::Vhost => ("vhost", Devices::Vhost),
         };
         let fleet = Fleet::boot(base, name, &devices, &load::disks())?;
         load::SERVERS.iter().try_for_each(|(guest, tool)| fleet.serve(*guest, tool))?;
         let own = match fleet.daemon() {
             Some(daemon) => host::named(daemon.pid(), "")?,
+            None if side == Side::Vhost => [fleet.disk_threads()?, fleet.vhost_threads()?].concat(),
             None => fleet.disk_threads()?,
         };
         Ok(Host { loops: fleet.main_loops(), own, fleet })
@@ -139,7 +146,7 @@ impl Moment {
         let usage = accounts.between(&earlier.machine, &self.machine);
         let back_end = match side {
             Side::Ours => own,
-            Side::Peer => both,
+            Side::Peer | Side::Vhost => both,
         };
         Cpu { back_end, with_main_loops: both, all: usage.side, foreign: usage.foreign }
     }
@@ -177,37 +184,39 @@ fn put_on(
     })
 }
 
-/// Boots both fleets and measures; returns every round.
+/// Boots all fleets and measures; returns every round.
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Round>, BenchError> {
     let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
     let disks = Folder::new(&setup.vms.out.join("consolidate-disks"))?;
     let ground = Ground { lab: &lab, kernel: setup.vms.kernel, disks: &disks };
     let base = Base { ground, millrace: &setup.vms.millrace };
     progress.step("booting eight guests on Millrace");
-    let ours = Host::boot(&base, Side::Ours, &setup.sidecore)?;
+    let mut hosts = vec![Host::boot(&base, Side::Ours, &setup.sidecore)?];
     progress.step("booting eight guests on QEMU's devices");
-    let peer = Host::boot(&base, Side::Peer, "")?;
+    hosts.push(Host::boot(&base, Side::Peer, "")?);
+    if setup.vhost.is_ok() {
+        progress.step("booting eight guests on QEMU's devices with vhost-net");
+        hosts.push(Host::boot(&base, Side::Vhost, "")?);
+    }
     let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
-    let load = |side| {
-        let (this, other) = match side {
-            Side::Ours => (&ours, &peer),
-            Side::Peer => (&peer, &ours),
-        };
-        let (side_pids, other) = (this.fleet.pids(), other.fleet.pids());
-        let accounts = Accounts { side: side_pids, other, spinners: Vec::new(), cores };
+    let load = |side: Side| {
+        let this = &hosts[side as usize];
+        let others = hosts.iter().enumerate().filter(|(at, _)| *at != side as usize);
+        let other = others.flat_map(|(_, host)| host.fleet.pids()).collect();
+        let accounts = Accounts { side: this.fleet.pids(), other, spinners: Vec::new(), cores };
         put_on(this, &accounts, side, setup.plan.length)
     };
     let mut rounds = Vec::new();
     for round in 0..=setup.plan.rounds {
         progress.step(&format!("round {round} of {}", setup.plan.rounds));
-        let (ours, peer) = if round % 2 == 0 {
-            let ours = load(Side::Ours)?;
-            (ours, load(Side::Peer)?)
-        } else {
-            let peer = load(Side::Peer)?;
-            (load(Side::Ours)?, peer)
+        let mut samples = [None, None, None];
+        for side in order(setup.vhost.is_ok(), round) {
+            samples[side as usize] = Some(load(side)?);
+        }
+        let [Some(ours), Some(peer), vhost] = samples else {
+            return Err(BenchError::NoRounds { case: "consolidate".into() });
         };
-        rounds.push(Round { round, ours, peer });
+        rounds.push(Round { round, ours, peer, vhost });
     }
     Ok(rounds)
 }

@@ -1,4 +1,5 @@
-//! The bed of the demo: four VMs at once, two on Millrace and two on QEMU's own devices.
+//! The bed of the demo: four VMs at once, two on Millrace and two on QEMU's own devices; where the
+//! host has vhost-net, two more on those.
 
 pub mod cases;
 pub(crate) mod command;
@@ -18,7 +19,7 @@ use crate::harness::error::BenchError;
 use crate::harness::fleet::Ground;
 use crate::harness::folder::Folder;
 use crate::harness::progress::Progress;
-use crate::harness::runner::{self, Side};
+use crate::harness::runner::{self, Side, VHOST, vhost_text};
 use cases::{Modes, Shell};
 use pair::Pair;
 
@@ -47,8 +48,10 @@ impl Setup {
 
 /// The VMs, running. They go when this is dropped.
 pub struct Bed {
-    ours: RefCell<Pair>,
-    peer: RefCell<Pair>,
+    /// A pair for each [`Side`], in their order.
+    pairs: Vec<RefCell<Pair>>,
+    /// Whether the host has vhost-net; if not, the reason.
+    vhost: Result<(), String>,
     daemon: Daemon,
     lab: Lab,
     kernel: KernelChoice,
@@ -65,35 +68,41 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Makes disks, starts the daemon and boots all four VMs at once.
+    /// Makes disks, starts the daemon and boots all VMs at once.
     pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<Bed, BenchError> {
         progress.step("preparing kernel, guest image and disks");
         let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
-        let accelerator = lab::acceleration(&lab).map_err(|e| BenchError::lab("start the lab", e))?;
+        let accelerator =
+            lab::acceleration(&lab).map_err(|e| BenchError::lab("start the lab", e))?;
         let image = ImageBuilder::default().program("fio");
         // Here, and not within the boot: the first run downloads and compiles.
         lab.image(&image, setup.kernel).map_err(|e| BenchError::lab("make the image", e))?;
         let disks = Folder::new(&setup.folder)?;
         progress.step("asking what the storage can do");
         let ceiling = storage::ceiling(&disks.image("ceiling.raw", DISK_LEN_BYTES)?);
-        progress.step("starting the daemon and four VMs");
+        let vhost = lab::vhost_net();
+        let peers = [Some(pair::TAP), vhost.is_ok().then_some(pair::VHOST)];
+        let peers: Vec<pair::Peer> = peers.into_iter().flatten().collect();
+        progress.step(&format!("starting the daemon and {} VMs", 2 + 2 * peers.len()));
         let ground = Ground { lab: &lab, kernel: setup.kernel, disks: &disks };
         let base = pair::Base { ground, image: &image };
-        pair::bridge(&lab)?;
+        peers.iter().try_for_each(|peer| peer.bridge(&lab))?;
         let daemon = pair::daemon(&base, &setup.millrace)?;
-        let (ours, peer) = (pair::millrace(&base, &daemon)?, pair::qemu(&base)?);
-        for pair in [&ours, &peer] {
-            pair.wait_ready()?;
+        let mut pairs = vec![pair::millrace(&base, &daemon)?];
+        for peer in &peers {
+            pairs.push(peer.start(&base)?);
         }
-        let release = ours.client.release().to_string();
-        progress.step(&format!("four VMs run Linux {release}"));
+        pairs.iter().try_for_each(Pair::wait_ready)?;
+        let release = pairs[0].client.release().to_string();
+        progress.step(&format!("all VMs run Linux {release}"));
         let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
-        let qemu = pair::qemu_version(&peer.client)?;
-        let (ours, peer, kernel) = (RefCell::new(ours), RefCell::new(peer), setup.kernel);
+        let qemu = pair::qemu_version(&pairs[0].client)?;
+        let pairs = pairs.into_iter().map(RefCell::new).collect();
+        let kernel = setup.kernel;
         let accelerator = accelerator.accelerator;
         Ok(Bed {
-            ours,
-            peer,
+            pairs,
+            vhost,
             daemon,
             lab,
             kernel,
@@ -108,16 +117,23 @@ impl Bed {
     }
 
     fn pair(&self, side: Side) -> Ref<'_, Pair> {
-        match side {
-            Side::Ours => self.ours.borrow(),
-            Side::Peer => self.peer.borrow(),
+        self.pairs[side as usize].borrow()
+    }
+
+    /// Processes of a side.
+    fn pids(&self, side: usize) -> Vec<u32> {
+        let mut pids = self.pairs[side].borrow().pids();
+        if side == Side::Ours as usize {
+            pids.push(self.daemon.pid());
         }
+        pids
     }
 
     /// Modes of the set-up, for the rows.
     pub fn modes(&self) -> Modes {
         Modes {
             net: "1 vCPU, 1 queue pair, offloads on".into(),
+            vhost: self.vhost.is_ok(),
             disk: "raw, O_DIRECT, io_uring, 1 queue".into(),
             server: IpAddr::V4(SERVER),
             disk_path: "/dev/vda".into(),
@@ -129,8 +145,9 @@ impl Bed {
     pub fn setup_text(&self) -> Vec<String> {
         let mut text = vec![
             format!(
-                "Four VMs run at once, two a side; only one pair is loaded at a time. Each: {}, \
+                "{} VMs run at once, two a side; only one pair is loaded at a time. Each: {}, \
                  1 vCPU, Linux {}, a network card and a disk of {} MB.",
+                2 * self.pairs.len(),
                 self.qemu,
                 self.release,
                 DISK_LEN_BYTES >> 20
@@ -145,6 +162,7 @@ impl Bed {
              of its own)."
                 .into(),
         ];
+        text.push(vhost_text(VHOST, &self.vhost));
         text.extend(self.ceiling.clone());
         text
     }
@@ -161,13 +179,9 @@ impl Shell for Bed {
 
 impl runner::Bed for Bed {
     fn accounts(&self, side: Side) -> Accounts {
-        let mut ours = self.pair(Side::Ours).pids();
-        ours.push(self.daemon.pid());
-        let peer = self.pair(Side::Peer).pids();
-        let (side, other) = match side {
-            Side::Ours => (ours, peer),
-            Side::Peer => (peer, ours),
-        };
+        let others = (0..self.pairs.len()).filter(|at| *at != side as usize);
+        let other = others.flat_map(|at| self.pids(at)).collect();
+        let side = self.pids(side as usize);
         Accounts { side, other, spinners: Vec::new(), cores: self.cores }
     }
 
@@ -179,12 +193,13 @@ impl runner::Bed for Bed {
         self.pair(side).kill();
         let ground = Ground { lab: &self.lab, kernel: self.kernel, disks: &self.disks };
         let base = pair::Base { ground, image: &self.image };
-        let (place, fresh) = match side {
-            Side::Ours => (&self.ours, pair::millrace(&base, &self.daemon)?),
-            Side::Peer => (&self.peer, pair::qemu(&base)?),
+        let fresh = match side {
+            Side::Ours => pair::millrace(&base, &self.daemon)?,
+            Side::Peer => pair::TAP.start(&base)?,
+            Side::Vhost => pair::VHOST.start(&base)?,
         };
         fresh.wait_ready()?;
-        place.replace(fresh);
+        self.pairs[side as usize].replace(fresh);
         Ok(())
     }
 }

@@ -4,13 +4,13 @@ use super::*;
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// A case whose values are written down beforehand: ours, then the peer's, round after round,
-/// whichever is run first.
+/// A case whose values are written down beforehand: ours, then the peer's, then that with vhost-net
+/// where it takes part, round after round, whichever is run first.
 struct Fake {
     spec: Spec,
     values: Vec<f64>,
     /// How often each side ran.
-    runs: [usize; 2],
+    runs: [usize; 3],
     log: Log,
 }
 
@@ -22,7 +22,8 @@ impl Case for Fake {
     fn run(&mut self, side: Side, _: Window) -> Result<Rate, BenchError> {
         self.log.lock().unwrap().push(format!("{} {}", self.spec.name, side.name()));
         let runs = &mut self.runs[side as usize];
-        let value = self.values.get(*runs * 2 + side as usize).copied();
+        let sides = order(self.spec.vhost, 0).len();
+        let value = self.values.get(*runs * sides + side as usize).copied();
         let value = value.ok_or_else(|| BenchError::lab("guest a", "panicked"))?;
         *runs += 1;
         Ok(Rate { value, ops_per_s: value * 2.0, lost: None })
@@ -55,6 +56,7 @@ pub(crate) fn spec(name: &'static str, better: Better, target: Option<f64>) -> S
         aim: None,
         ours: "switch",
         peer: "tap-bridge",
+        vhost: false,
         mode: String::new(),
         latency: false,
         settle: Duration::from_millis(1),
@@ -68,7 +70,7 @@ fn plan(rounds: u32) -> Plan {
 fn run(cases: Vec<(Spec, Vec<f64>)>, rounds: u32) -> (Outcome, Vec<String>) {
     let log = Log::default();
     let fake = |(spec, values): (Spec, Vec<f64>)| -> Box<dyn Case> {
-        Box::new(Fake { spec, values, runs: [0; 2], log: log.clone() })
+        Box::new(Fake { spec, values, runs: [0; 3], log: log.clone() })
     };
     let mut cases: Vec<Box<dyn Case>> = cases.into_iter().map(fake).collect();
     let mut quiet = Progress::to(Box::new(std::io::sink()), false);
@@ -89,6 +91,24 @@ fn rounds_alternate_and_the_first_is_thrown_away() {
     assert_eq!((row.ours.value, row.peer.value), (200.0, 100.0));
     assert_eq!(outcome.rounds[0].rounds.len(), 4, "the first is kept in the details");
     assert_eq!(outcome.missed(), ["x"]);
+}
+
+#[test]
+fn a_third_side_takes_turns_and_has_a_row_of_its_own_without_a_floor() {
+    let spec = Spec { vhost: true, ..spec("x", Better::Higher, Some(1.5)) };
+    let values = [[9.0, 9.0, 9.0], [200.0, 100.0, 250.0], [300.0, 150.0, 300.0]];
+    let (outcome, log) = run(vec![(spec.clone(), values.concat())], 2);
+    let rounds: Vec<_> = log.chunks(3).collect();
+    assert_eq!(rounds[0], ["x ours", "x peer", "x tap-vhost"]);
+    assert_eq!(rounds[1], ["x peer", "x tap-vhost", "x ours"]);
+    assert_eq!(rounds[2], ["x tap-vhost", "x ours", "x peer"]);
+    let [tap, vhost] = &outcome.rows[..] else { panic!("two rows: {:?}", outcome.rows) };
+    assert_eq!((tap.peer.name.as_str(), tap.ratio, tap.target), ("tap-bridge", 2.0, Some(1.5)));
+    assert_eq!((vhost.peer.name.as_str(), vhost.target, vhost.aim), (VHOST, None, None));
+    assert_eq!((vhost.case.as_str(), vhost.peer.value, vhost.ratio), ("x", 275.0, 0.9));
+    assert!(!vhost.missed() && vhost.ratio_interval.is_some());
+    let kept = outcome.rounds[0].rounds[1];
+    assert_eq!(kept.vhost.map(|vhost| vhost.value), Some(250.0));
 }
 
 #[test]
@@ -146,7 +166,17 @@ fn no_counted_round_is_no_row() {
         foreign: 0.0,
         lost: None,
     };
-    let only_first = [Round { round: 0, ours: sample, peer: sample }];
-    let e = row(&spec("x", Better::Higher, None), &only_first).unwrap_err();
+    let only_first = [Round { round: 0, ours: sample, peer: sample, vhost: None }];
+    let e = rows(&spec("x", Better::Higher, None), &only_first).unwrap_err();
     assert_eq!(e.to_string(), "x: no complete round");
+}
+
+#[test]
+fn a_host_without_vhost_net_is_told_in_one_sentence() {
+    let text = vhost_text(VHOST, &Err("open /dev/vhost-net: No such file".into()));
+    assert_eq!(
+        text,
+        "Not compared: vhost-net, which this host does not have (open /dev/vhost-net: No such file)."
+    );
+    assert!(vhost_text(VHOST, &Ok(())).starts_with("Peer tap-vhost: QEMU’s virtio-net"));
 }

@@ -89,7 +89,8 @@ impl Bed {
         progress.step("preparing kernel, modules and guest image");
         let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
         let mut cleanup = Cleanup::new()?;
-        bridge(&lab)?;
+        let has_vhost = setup.ways.contains(&Route::TapVhost);
+        bridges(&lab, has_vhost)?;
         progress.step("starting the daemon and Open vSwitch");
         let daemon = daemon(&lab, setup)?;
         let ovs = match setup.ways.contains(&Route::OvsNormal) {
@@ -104,11 +105,17 @@ impl Bed {
                 .address(format!("10.0.0.{}/24", at + 1))
                 .net(Net::vhost_user(daemon.socket(NAMES[at], "n")))
                 .address(format!("10.0.1.{}/24", at + 1));
-            match &ovs {
+            let guest = match &ovs {
                 Ok(ovs) => guest
                     .net(Net::vhost_user(&ovs.ports[at]))
                     .address(format!("10.0.2.{}/24", at + 1)),
                 Err(_) => guest,
+            };
+            match has_vhost {
+                true => guest
+                    .net(Net::tap_vhost(vhost_tap(at)))
+                    .address(format!("10.0.3.{}/24", at + 1)),
+                false => guest,
             }
         };
         let booted = lab::boot(&lab, [describe(0), describe(1)], READY);
@@ -270,6 +277,10 @@ impl Bed {
         let side = match way {
             Route::Loopback => vec![client],
             Route::TapBridge | Route::TapBridgeBusy => vec![client, server],
+            Route::TapVhost => {
+                let kernel = [client, server].into_iter().flat_map(lab::vhost_threads);
+                [client, server].into_iter().chain(kernel).collect()
+            }
             Route::OvsNormal => [client, server].into_iter().chain(ovs).collect(),
             _ => vec![client, server, self.daemon.pid()],
         };
@@ -357,12 +368,22 @@ fn tap(at: usize) -> String {
     format!("tap{at}")
 }
 
-fn bridge(lab: &Lab) -> Result<(), BenchError> {
-    let (net, name) = (lab.net(), "br0");
-    let made = net.bridge(name).and_then(|()| {
+fn vhost_tap(at: usize) -> String {
+    format!("vtap{at}")
+}
+
+/// The TAPs' bridge, and that of the TAPs which the host's kernel serves.
+fn bridges(lab: &Lab, has_vhost: bool) -> Result<(), BenchError> {
+    let (net, name, vhost) = (lab.net(), "br0", "br1");
+    let mut made = net.bridge(name).and_then(|()| {
         (0..NAMES.len()).try_for_each(|at| net.tap(&tap(at), Some(name)))?;
         net.address(name, &format!("{HOST}/24"))
     });
+    if made.is_ok() && has_vhost {
+        made = net.bridge(vhost).and_then(|()| {
+            (0..NAMES.len()).try_for_each(|at| net.tap(&vhost_tap(at), Some(vhost)))
+        });
+    }
     made.map_err(|e| BenchError::lab("make the bridge", e))
 }
 

@@ -9,6 +9,7 @@ use crate::harness::error::BenchError;
 use crate::harness::options::{VmArgs, seconds, value_or};
 use crate::harness::progress::Progress;
 use crate::harness::results::Missing;
+use crate::harness::runner::{VHOST, vhost_text};
 use crate::harness::suite::PageSuite;
 use crate::harness::table::Section;
 use crate::suites::channels::bed::POLL_US;
@@ -83,7 +84,11 @@ impl PageSuite for ChannelsArgs {
             Some(named) => named.clone(),
         };
         let known = if programs.is_empty() { &Route::ALL[..] } else { &programs::WAYS };
-        let wanted = |way: &Route| self.ways.is_empty() || self.ways.contains(way);
+        let has_vhost = lab::vhost_net().is_ok();
+        let wanted = |way: &Route| {
+            let is_there = *way != Route::TapVhost || has_vhost;
+            is_there && (self.ways.is_empty() || self.ways.contains(way))
+        };
         let ways: Vec<Route> = known.iter().copied().filter(wanted).collect();
         if ways.is_empty() {
             return Err(BenchError::lab("--ways", "none of them is measured here"));
@@ -166,7 +171,7 @@ impl PageSuite for ChannelsArgs {
             .into_iter()
             .chain(fixed.map(Into::into))
             .chain(waits.then_some(patience))
-            .chain([rounds])
+            .chain([vhost_text(VHOST, &lab::vhost_net()), rounds])
             .collect()
     }
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::harness::runner::VHOST;
+
 /// Port of the server whose sockets poll.
 pub const BUSY_RR_PORT: u16 = 7100;
 
@@ -13,6 +15,8 @@ pub enum Route {
     TapBridge,
     /// The same, with the sockets polling the card for 50 µs.
     TapBridgeBusy,
+    /// QEMU's card on a TAP in another bridge, served by the host's kernel, where it has vhost-net.
+    TapVhost,
     /// Millrace's switch, with the modules told to take nothing.
     Switch,
     /// Open vSwitch on DPDK, action "normal".
@@ -31,7 +35,7 @@ pub enum Route {
 
 impl Route {
     /// All, in the order of results.
-    pub const ALL: [Route; 9] = [
+    pub const ALL: [Route; 10] = [
         Route::ChannelPoll,
         Route::TapBridge,
         Route::Switch,
@@ -41,6 +45,7 @@ impl Route {
         Route::ChannelCopy,
         Route::ChannelBusy,
         Route::TapBridgeBusy,
+        Route::TapVhost,
     ];
 
     /// Name of the route in results.
@@ -48,6 +53,7 @@ impl Route {
         match self {
             Route::TapBridge => "tap-bridge",
             Route::TapBridgeBusy => "tap-bridge-busy",
+            Route::TapVhost => VHOST,
             Route::Switch => "switch",
             Route::OvsNormal => "ovs-normal",
             Route::ChannelCopy => "channel-copy",
@@ -76,6 +82,7 @@ impl Route {
         match self {
             Route::TapBridge | Route::TapBridgeBusy => "10.0.0.2",
             Route::OvsNormal => "10.0.2.2",
+            Route::TapVhost => "10.0.3.2",
             Route::Loopback => "127.0.0.1",
             _ => "10.0.1.2",
         }

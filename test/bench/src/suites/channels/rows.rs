@@ -26,7 +26,10 @@ type Pairs = &'static [(Route, &'static [Route])];
 
 /// Pairs of routes that are compared in round trips.
 const RR: Pairs = &[
-    (Route::ChannelPoll, &[Route::TapBridge, Route::Switch, Route::OvsNormal, Route::Loopback]),
+    (
+        Route::ChannelPoll,
+        &[Route::TapBridge, Route::TapVhost, Route::Switch, Route::OvsNormal, Route::Loopback],
+    ),
     (Route::ChannelBusy, &[Route::TapBridge, Route::TapBridgeBusy]),
     (
         Route::Channel,
@@ -36,7 +39,7 @@ const RR: Pairs = &[
 ];
 /// The same in latency.
 const LATENCY: Pairs = &[
-    (Route::ChannelPoll, &[Route::TapBridge]),
+    (Route::ChannelPoll, &[Route::TapBridge, Route::TapVhost]),
     (Route::ChannelBusy, &[Route::TapBridge, Route::TapBridgeBusy]),
     (Route::Channel, &[Route::TapBridge]),
 ];
@@ -46,7 +49,7 @@ const STREAMS: Pairs = &[
         Route::Channel,
         &[Route::Loopback, Route::TapBridge, Route::Switch, Route::OvsNormal, Route::ChannelCopy],
     ),
-    (Route::ChannelPoll, &[Route::Loopback, Route::TapBridge]),
+    (Route::ChannelPoll, &[Route::Loopback, Route::TapBridge, Route::TapVhost]),
     (Route::ChannelCopy, &[Route::Loopback, Route::TapBridge]),
 ];
 /// Routes whose best size is compared with the loopback at the same size. As with all goals, the

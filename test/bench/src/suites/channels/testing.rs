@@ -33,7 +33,7 @@ pub fn setup() -> Setup {
 fn speed(way: Route) -> f64 {
     match way {
         Route::TapBridge => 1.0,
-        Route::TapBridgeBusy | Route::Switch => 1.25,
+        Route::TapBridgeBusy | Route::TapVhost | Route::Switch => 1.25,
         Route::OvsNormal => 0.5,
         Route::Loopback => 2.0,
         Route::ChannelCopy => 1.5,

@@ -7,7 +7,7 @@ use clap::Args;
 use crate::harness::error::BenchError;
 use crate::harness::options::{VmArgs, seconds, sidecore};
 use crate::harness::progress::Progress;
-use crate::harness::runner::Plan;
+use crate::harness::runner::{Plan, vhost_text};
 use crate::harness::suite::{Origin, Report, Suite};
 use crate::harness::table::Section;
 use crate::suites::consolidate::{self, Round, Setup, output};
@@ -39,7 +39,8 @@ impl Suite for ConsolidateArgs {
         let wanted = Plan { rounds: self.rounds, length: self.secs };
         let plan =
             if self.quick { Plan { rounds: 2, length: Duration::from_secs(1) } } else { wanted };
-        Ok(Setup { plan, vms: self.vms.setup()?, sidecore: sidecore(self.spin_us) })
+        let (vms, sidecore) = (self.vms.setup()?, sidecore(self.spin_us));
+        Ok(Setup { plan, vms, sidecore, vhost: lab::vhost_net() })
     }
 
     fn measure(&self, setup: &Setup, progress: &mut Progress) -> Result<Vec<Round>, BenchError> {
@@ -57,7 +58,7 @@ impl Suite for ConsolidateArgs {
 fn text(setup: &Setup) -> Vec<String> {
     let spin = if setup.sidecore.is_empty() { "spin_us by default" } else { &setup.sidecore };
     vec![
-        "Sixteen VMs run at once, eight a side; only one side is loaded at a time. Each: \
+        "Eight VMs a side run at once; only one side is loaded at a time. Each: \
          1 vCPU, 128 MB. Two make round trips, two a stream, two read their disks, two are nearly \
          idle, all at the same time."
             .into(),
@@ -65,6 +66,7 @@ fn text(setup: &Setup) -> Vec<String> {
         "Peer: virtio-net on TAP and bridge in each QEMU’s main loop, virtio-blk with a thread of \
          its own (cache=none, aio=io_uring)."
             .into(),
+        vhost_text(output::VHOST, &setup.vhost),
         format!(
             "{} rounds of {:.1} s, after one thrown away.",
             setup.plan.rounds,

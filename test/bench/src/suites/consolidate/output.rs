@@ -13,6 +13,9 @@ use crate::harness::svg;
 /// Significant digits of published values.
 const DIGITS: i32 = 4;
 
+/// Name of the fleet with vhost-net.
+pub const VHOST: &str = "qemu-vhost";
+
 /// One value of a sample.
 struct Value {
     name: &'static str,
@@ -71,19 +74,31 @@ const VALUES: [Value; 13] = [
     cpu("cpu_all", |s| s.cpu.all, "eight QEMU processes with their guests, and the daemon"),
 ];
 
-/// Medians over the rounds; round 0 does not count.
+/// Medians over the rounds, against each peer; round 0 does not count.
 pub fn rows(rounds: &[Round]) -> Result<Vec<Row>, BenchError> {
-    let counted: Vec<&Round> = rounds.iter().filter(|r| r.round > 0).collect();
-    VALUES.iter().map(|v| row(v, &counted)).collect()
+    let counted = rounds.iter().filter(|r| r.round > 0);
+    let peer: Vec<(&Sample, &Sample)> = counted.clone().map(|r| (&r.ours, &r.peer)).collect();
+    let vhost: Vec<(&Sample, &Sample)> =
+        counted.filter_map(|r| Some((&r.ours, r.vhost.as_ref()?))).collect();
+    let mut rows = Vec::new();
+    for value in &VALUES {
+        rows.push(row(value, "qemu-threads", &peer)?);
+        if !vhost.is_empty() {
+            rows.push(row(value, VHOST, &vhost)?);
+        }
+    }
+    Ok(rows)
 }
 
-fn row(value: &Value, rounds: &[&Round]) -> Result<Row, BenchError> {
+/// The row against one peer, by samples of ours and of that.
+fn row(value: &Value, name: &str, rounds: &[(&Sample, &Sample)]) -> Result<Row, BenchError> {
     let none = || BenchError::NoRounds { case: value.name.into() };
-    let middle = |of: &dyn Fn(&Round) -> f64| {
-        spread(&rounds.iter().map(|r| of(r)).collect::<Vec<f64>>()).ok_or_else(none)
+    let middle = |of: &dyn Fn(&(&Sample, &Sample)) -> f64| {
+        spread(&rounds.iter().map(of).collect::<Vec<f64>>()).ok_or_else(none)
     };
     let of = value.of;
-    let ratios = middle(&|r| ratio(of(&r.ours), of(&r.peer), value.better).unwrap_or(f64::NAN))?;
+    let ratios =
+        middle(&|(ours, peer)| ratio(of(ours), of(peer), value.better).unwrap_or(f64::NAN))?;
     let measured = |name: &str, median: f64| Measured {
         name: name.into(),
         value: significant(median, DIGITS),
@@ -91,8 +106,8 @@ fn row(value: &Value, rounds: &[&Round]) -> Result<Row, BenchError> {
     };
     Ok(Row {
         case: value.name.into(),
-        ours: measured("one-sidecore", middle(&|r| of(&r.ours))?.median),
-        peer: measured("qemu-threads", middle(&|r| of(&r.peer))?.median),
+        ours: measured("one-sidecore", middle(&|(ours, _)| of(ours))?.median),
+        peer: measured(name, middle(&|(_, peer)| of(peer))?.median),
         better: value.better,
         ratio: significant(ratios.median, DIGITS),
         ratio_min: significant(ratios.min, DIGITS),
@@ -110,7 +125,10 @@ fn row(value: &Value, rounds: &[&Round]) -> Result<Row, BenchError> {
 /// Rounds in which strangers used the machine, a sentence each.
 pub fn disturbed(rounds: &[Round]) -> Vec<String> {
     let sides = rounds.iter().filter(|r| r.round > 0).flat_map(|r| {
-        [("Millrace", r.round, r.ours.cpu.foreign), ("QEMU", r.round, r.peer.cpu.foreign)]
+        let vhost = r.vhost.as_ref().map(|vhost| ("vhost-net", r.round, vhost.cpu.foreign));
+        let two =
+            [("Millrace", r.round, r.ours.cpu.foreign), ("QEMU", r.round, r.peer.cpu.foreign)];
+        two.into_iter().chain(vhost)
     });
     sides
         .filter(|(.., foreign)| *foreign > FOREIGN_LIMIT)
@@ -173,6 +191,7 @@ mod tests {
             round,
             ours: sample(scale, 0.0),
             peer: sample(1.0, if round == 2 { 0.3 } else { 0.1 }),
+            vhost: None,
         };
         vec![round(0, 50.0), round(1, 2.0), round(2, 1.5), round(3, 3.0)]
     }
@@ -192,6 +211,20 @@ mod tests {
         let p99 = of("rr_p99");
         assert_eq!((p99.ratio, p99.ours.value, p99.better), (2.0, 1500.0, Better::Lower));
         assert!(results(&rounds()[..1]).is_err(), "no round counts");
+    }
+
+    #[test]
+    fn a_third_fleet_has_rows_of_its_own() {
+        let mut all = rounds();
+        for round in &mut all {
+            round.vhost = Some(sample(4.0, if round.round == 3 { 0.2 } else { 0.0 }));
+        }
+        let got = rows(&all).unwrap();
+        assert_eq!(got.len(), 2 * VALUES.len());
+        let of = |peer: &str| got.iter().find(|r| r.case == "rr" && r.peer.name == peer).unwrap();
+        assert_eq!((of("qemu-threads").ratio, of("qemu-vhost").ratio), (2.0, 0.5));
+        assert_eq!(of("qemu-vhost").peer.value, 4000.0);
+        assert_eq!(disturbed(&all)[1], "round 3, vhost-net: strangers used 20 % of the machine");
     }
 
     #[test]

@@ -63,6 +63,7 @@ pub(crate) mod tests {
     pub fn modes() -> Modes {
         Modes {
             net: "1 vCPU".into(),
+            vhost: false,
             disk: "raw, cache=none".into(),
             server: [10, 0, 0, 2].into(),
             disk_path: "/dev/vda".into(),

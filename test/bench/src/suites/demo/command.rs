@@ -12,7 +12,7 @@ use crate::harness::options::{VmArgs, seconds};
 use crate::harness::progress::Progress;
 use crate::harness::report::{self, Context};
 use crate::harness::results::{Row, Stand};
-use crate::harness::runner::{Outcome, Plan, compare};
+use crate::harness::runner::{Outcome, Plan, VHOST, compare};
 use crate::harness::suite::{self, Origin, Report, Suite};
 use crate::harness::table::{self, Section};
 
@@ -123,11 +123,13 @@ impl Suite for DemoArgs {
 /// Three sentences on what the run has shown.
 fn summary(rows: &[Row], page: &Path) -> String {
     let rounds = rows.iter().map(|r| r.rounds).max().unwrap_or(0);
+    let has_vhost = rows.iter().any(|r| r.peer.name == VHOST);
+    let vhost = if has_vhost { ", and two on those with vhost-net," } else { "" };
     let part = |stand: Stand| {
         let those: Vec<String> = rows
             .iter()
             .filter(|r| r.stand() == Some(stand))
-            .map(|r| format!("{} {:.2}×", r.case, r.ratio))
+            .map(|r| format!("{} {:.2}×", name(r), r.ratio))
             .collect();
         let word = stand.word();
         match those.len() {
@@ -136,13 +138,21 @@ fn summary(rows: &[Row], page: &Path) -> String {
         }
     };
     format!(
-        "Two VMs on Millrace and two on QEMU's own devices did the same work in turns, {rounds} times \
-         for each case.\nMillrace was {}, {} and {}.\nEvery round, CPU time and losses are in {}.",
+        "Two VMs on Millrace and two on QEMU's own devices{vhost} did the same work in turns, {rounds} \
+         times for each case.\nMillrace was {}, {} and {}.\nEvery round, CPU time and losses are in {}.",
         part(Stand::Ahead),
         part(Stand::Level),
         part(Stand::Behind),
         page.display()
     )
+}
+
+/// Name of a row: that of its case, with the peer where that is not QEMU alone.
+fn name(row: &Row) -> String {
+    match row.peer.name.as_str() {
+        VHOST => format!("{} against {VHOST}", row.case),
+        _ => row.case.clone(),
+    }
 }
 
 /// Sentences on what was lost, what failed and what was missed.
@@ -154,7 +164,7 @@ fn losses(outcome: &Outcome) -> Vec<String> {
         format!("BELOW FLOOR {}: {:.2}× of {floor:.1}×", row.case, row.ratio)
     }));
     let behind = outcome.rows.iter().filter(|r| !r.missed() && r.is_behind());
-    lines.extend(behind.map(|row| format!("BEHIND {}: {:.2}×", row.case, row.ratio)));
+    lines.extend(behind.map(|row| format!("BEHIND {}: {:.2}×", name(row), row.ratio)));
     lines
 }
 
@@ -212,5 +222,9 @@ mod tests {
             "was ahead in 1 (tcp_rr 1.79×), level in 1 (udp_rr 1.01×) and behind in none.\n";
         assert!(text.contains(shown), "{text}");
         assert!(text.ends_with("are in out/report.html."), "{text}");
+        rows[1].peer.name = VHOST.into();
+        let text = summary(&rows[..2], Path::new("out/report.html"));
+        assert!(text.contains("own devices, and two on those with vhost-net, did the same work"));
+        assert!(text.contains("level in 1 (udp_rr against tap-vhost 1.01×)"), "{text}");
     }
 }

@@ -71,32 +71,47 @@ impl Pair {
         ["agent rr-server", "agent sink"].iter().try_for_each(|tool| serve(&self.server, tool))
     }
 
-    /// The QEMU processes.
+    /// The QEMU processes, and threads of the kernel that serve their network.
     pub fn pids(&self) -> Vec<u32> {
-        vec![self.client.pid(), self.server.pid()]
+        let qemu = [self.client.pid(), self.server.pid()];
+        qemu.into_iter().chain(qemu.into_iter().flat_map(lab::vhost_threads)).collect()
     }
 }
 
-/// TAP devices of the peer's guests, by their names.
-const PEERS: [(&str, &str); 2] = [("peer-a", "tap0"), ("peer-b", "tap1")];
-
-/// The bridge with the peer's TAP devices.
-pub fn bridge(lab: &Lab) -> Result<(), BenchError> {
-    let net = lab.net();
-    net.bridge("br0").map_err(|e| BenchError::lab("make the bridge", e))?;
-    for (_, tap) in PEERS {
-        net.tap(tap, Some("br0")).map_err(|e| BenchError::lab(format!("make {tap}"), e))?;
-    }
-    Ok(())
+/// Guests of a peer on QEMU's own devices: TAPs of a bridge, virtio-blk on a file.
+pub struct Peer {
+    bridge: &'static str,
+    /// Names of the guests, and of their TAP devices.
+    guests: [(&'static str, &'static str); 2],
+    net: fn(&'static str) -> Net,
 }
 
-/// Guests on QEMU's own devices: TAP of [`bridge`], virtio-blk on a file.
-pub fn qemu(base: &Base) -> Result<Pair, BenchError> {
-    let boot = |(name, tap): (&str, &str), address: std::net::Ipv4Addr| {
-        let image = base.ground.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?;
-        base.start(base.guest(name, address, Net::tap(tap)).disk(qemu_disk(&image)))
-    };
-    Ok(Pair { client: boot(PEERS[0], CLIENT)?, server: boot(PEERS[1], SERVER)? })
+/// QEMU serves the network.
+pub const TAP: Peer =
+    Peer { bridge: "br0", guests: [("peer-a", "tap0"), ("peer-b", "tap1")], net: Net::tap };
+/// The host's kernel serves it.
+pub const VHOST: Peer =
+    Peer { bridge: "br1", guests: [("vhost-a", "tap2"), ("vhost-b", "tap3")], net: Net::tap_vhost };
+
+impl Peer {
+    /// Makes the bridge with the TAP devices.
+    pub fn bridge(&self, lab: &Lab) -> Result<(), BenchError> {
+        let (net, bridge) = (lab.net(), self.bridge);
+        net.bridge(bridge).map_err(|e| BenchError::lab("make the bridge", e))?;
+        for (_, tap) in self.guests {
+            net.tap(tap, Some(bridge)).map_err(|e| BenchError::lab(format!("make {tap}"), e))?;
+        }
+        Ok(())
+    }
+
+    /// Starts the guests on [`bridge`](Self::bridge).
+    pub fn start(&self, base: &Base) -> Result<Pair, BenchError> {
+        let boot = |(name, tap): (&str, &'static str), address: std::net::Ipv4Addr| {
+            let image = base.ground.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?;
+            base.start(base.guest(name, address, (self.net)(tap)).disk(qemu_disk(&image)))
+        };
+        Ok(Pair { client: boot(self.guests[0], CLIENT)?, server: boot(self.guests[1], SERVER)? })
+    }
 }
 
 /// Names of our guests, in the daemon's configuration as well.

@@ -41,7 +41,8 @@ pub(super) fn program(name: &str, modes: &Modes) -> Option<(Spec, Script, Parse)
         let secs = (window.settle + window.length).as_secs_f64();
         format!("exec agent {} {server} {secs:.2} {}", tool.0, tool.1)
     };
-    let spec = Spec { target, aim, ours: "switch", peer: "tap-bridge", ..spec };
+    let (ours, peer, vhost) = ("switch", "tap-bridge", modes.vhost);
+    let spec = Spec { target, aim, ours, peer, vhost, ..spec };
     Some((spec, Box::new(script), parse))
 }
 
@@ -103,6 +104,16 @@ mod tests {
         let r = read(r#"{"sent":1000,"received":750,"lost":250,"rate":375.0}"#, datagrams);
         let r = r.unwrap();
         assert_eq!((r.value, r.lost), (375.0, Some(0.25)));
+    }
+
+    #[test]
+    fn vhost_net_takes_part_where_it_is_and_in_no_disk_case() {
+        let modes = Modes { vhost: true, ..modes() };
+        let shell = Canned::new("{}");
+        for name in super::super::NAMES {
+            let spec = make(name, &shell, &modes).unwrap().spec().clone();
+            assert_eq!(spec.vhost, !name.starts_with("disk_"), "{name}");
+        }
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub(super) fn read(text: &str, parse: Parse) -> Option<Rate> {
 pub struct Modes {
     /// How both network sides are set up.
     pub net: String,
+    /// Whether guests with vhost-net are there, too.
+    pub vhost: bool,
     /// How both disks are set up.
     pub disk: String,
     /// Address of the guest that answers the load.
@@ -73,6 +75,7 @@ pub(super) fn spec(name: &'static str, unit: &'static str, operation: &'static s
         aim: None,
         ours: "",
         peer: "",
+        vhost: false,
         mode: String::new(),
         latency: false,
         settle: Duration::from_millis(600),
