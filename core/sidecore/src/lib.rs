@@ -78,7 +78,7 @@ mod worker_ref;
 pub use crate::core::Sidecore;
 pub use config::SidecoreConfig;
 pub use credit::{
-    Account, Accounts, Allowance, Ledger, SEG_CHARGE_BYTES, Settings, Spent, VmId,
+    Account, Accounts, Allowance, Grant, Ledger, SEG_CHARGE_BYTES, Settings, Spent, VmId,
     least_charge_bytes,
 };
 pub use pause::Pause;

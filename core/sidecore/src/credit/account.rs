@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use base::sync::lock;
 
 use super::bucket::Bucket;
-use super::{DEFAULT_WEIGHT, FLOOR_BURST_NS, MAX_WEIGHT, MIN_WEIGHT, Spent, VmId};
+use super::{
+    DEFAULT_WEIGHT, FLOOR_BURST_NS, LEAST_GRANT_BYTES, MAX_WEIGHT, MIN_WEIGHT, Spent, VmId,
+};
 
 /// Credit settings of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,21 @@ pub struct AccountStats {
     pub held_by_ceiling: AtomicU64,
     /// Nanoseconds held back at the ceiling.
     pub held_by_ceiling_ns: AtomicU64,
+    /// Nanoseconds of CPU time that threads outside of all sidecores worked for the VM.
+    pub thread_ns: AtomicU64,
+}
+
+/// Bytes that may be moved for a VM outside of all sidecores, in one request: see
+/// [`Account::ask`]. It goes back with [`Account::pay`].
+#[derive(Debug)]
+#[must_use]
+pub struct Grant {
+    /// Bytes that may be moved.
+    pub bytes: u64,
+    /// Bytes that the ceiling's bucket gave for it.
+    taken_bytes: u64,
+    /// Requests that the ceiling's bucket gave for it.
+    taken_requests: u64,
 }
 
 /// Account of one VM; shared by all ledgers.
@@ -127,6 +144,60 @@ impl Account {
         self.bytes.owe(spent.bytes, now_ns);
         self.requests.owe(spent.requests.into(), now_ns);
     }
+
+    /// Asks for a request of at most `most_bytes` that is about to be done for the VM outside of
+    /// all sidecores, such as a pipe's read of its disk. The ceilings are paid now, and what turns
+    /// out not to be used comes back with [`Account::pay`]. `Err`: the VM is at a ceiling, until
+    /// that time at least. Costs two loads where there is no ceiling.
+    pub fn ask(&self, most_bytes: u64, now_ns: u64) -> Result<Grant, u64> {
+        let taken_requests = match self.requests.rate() {
+            Some(_) if self.requests.take(1, now_ns) == 0 => {
+                return Err(self.requests.when_ns(1, now_ns));
+            }
+            rate => u64::from(rate.is_some()),
+        };
+        let Some(per_s) = self.bytes.rate() else {
+            return Ok(Grant { bytes: most_bytes, taken_bytes: 0, taken_requests });
+        };
+        let least = LEAST_GRANT_BYTES.min(per_s / 2).max(1);
+        match self.bytes.draw(least, most_bytes, now_ns) {
+            0 => {
+                self.requests.give_back(taken_requests);
+                Err(self.bytes.when_ns(1, now_ns))
+            }
+            bytes => Ok(Grant { bytes, taken_bytes: bytes, taken_requests }),
+        }
+    }
+
+    /// Charges what was done with a grant. A sidecore on which the VM has work keeps it back from
+    /// the VM's earnings there, as with [`Account::charge`].
+    pub fn pay(&self, grant: Grant, spent: Spent, now_ns: u64) {
+        self.stats.charged_bytes.fetch_add(spent.bytes, Ordering::Relaxed);
+        self.stats.charged_requests.fetch_add(spent.requests.into(), Ordering::Relaxed);
+        let settle = |bucket: &Bucket, taken: u64, used: u64| match used.checked_sub(taken) {
+            Some(more) => _ = bucket.owe(more, now_ns),
+            None => bucket.give_back(taken - used),
+        };
+        settle(&self.bytes, grant.taken_bytes, spent.bytes);
+        settle(&self.requests, grant.taken_requests, spent.requests.into());
+    }
+
+    /// Charges CPU time of a thread that worked for the VM outside of all sidecores. It counts by
+    /// weight, as [`super::BYTES_PER_NS`] bytes for each nanosecond: sidecores on which the VM has
+    /// work keep them back from its earnings there. Ceilings are in bytes, and do not know it.
+    pub fn charge_time(&self, ns: u64) {
+        self.stats.thread_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Counts a wait of something outside of all sidecores at the VM's ceiling: its beginning.
+    pub fn begin_hold(&self) {
+        self.stats.held_by_ceiling.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the time of such a wait.
+    pub fn end_hold(&self, held_ns: u64) {
+        self.stats.held_by_ceiling_ns.fetch_add(held_ns, Ordering::Relaxed);
+    }
 }
 
 /// Accounts of all VMs of the process.
@@ -165,7 +236,7 @@ impl Accounts {
 
     /// Finds the open account of a VM by name.
     pub fn find(&self, name: &str) -> Option<Arc<Account>> {
-        self.list().into_iter().find(|a| a.name() == name)
+        lock(&self.list).iter().flatten().find(|a| a.name() == name).cloned()
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::account::Account;
 use super::{
-    Allowance, BURST_BYTES, MIN_BURST_BYTES, MIN_QUANTUM_BYTES, OWED_SHARE, PACE_NS, QUANTUM_BYTES,
-    Spent, UNSETTLED_BYTES, UNSETTLED_REQUESTS,
+    Allowance, BURST_BYTES, BYTES_PER_NS, MIN_BURST_BYTES, MIN_QUANTUM_BYTES, OWED_SHARE, PACE_NS,
+    QUANTUM_BYTES, Spent, UNSETTLED_BYTES, UNSETTLED_REQUESTS,
 };
 
 /// Fraction bits of the level: a VM of the largest weight earns less than two bytes of a quantum
@@ -97,6 +97,8 @@ pub(super) struct Entry {
     has_ceiling: bool,
     /// Bytes that it was charged elsewhere, and bytes that it did not request.
     owed: i64,
+    /// Bytes for CPU time of threads that are no sidecores. Apart, since nothing is refused for it.
+    owed_time: i64,
     /// Bytes beyond the floor's last allowance.
     floor_debt: u64,
     /// Time until which it is at its ceiling.
@@ -108,6 +110,8 @@ pub(super) struct Entry {
     unreported: Unreported,
     /// Total of the account at the last look.
     seen_total: u64,
+    /// CPU time of the account at the last look.
+    seen_thread_ns: u64,
     /// Whether the VM was active since the last look.
     pub(super) active: bool,
     /// Last round in which it had more to do than it was served, with credit left.
@@ -132,6 +136,7 @@ impl Entry {
             has_floor: false,
             has_ceiling: false,
             owed: 0,
+            owed_time: 0,
             floor_debt: 0,
             until_ns: 0,
             debts: Debts::default(),
@@ -139,6 +144,7 @@ impl Entry {
             by_ceiling: Wait::default(),
             unreported: Unreported::default(),
             seen_total: 0,
+            seen_thread_ns: 0,
             active: false,
             backlogged_in: 0,
             turn: (0, 0),
@@ -176,9 +182,12 @@ impl Entry {
         self.seen = level;
         // Both factors are bounded: 2^44 * 10,000 is below 2^58.
         let earned = (rise.min(MAX_RISE) as i64 * self.weight) >> LEVEL_BITS;
-        let kept_back = self.owed.min(earned - earned / OWED_SHARE);
+        let most = earned - earned / OWED_SHARE;
+        let kept_back = self.owed.min(most);
         self.owed -= kept_back;
-        self.balance = (self.balance + earned - kept_back).min(self.burst);
+        let kept_for_time = self.owed_time.min(most - kept_back);
+        self.owed_time -= kept_for_time;
+        self.balance = (self.balance + earned - kept_back - kept_for_time).min(self.burst);
         if self.low && self.balance >= self.quantum(top) {
             self.low = false;
             self.unreported.refills += 1;
@@ -192,7 +201,7 @@ impl Entry {
     /// Rise of the level that brings it up to `balance`, with the part that is kept back.
     fn rise_to(&self, balance: i64) -> u64 {
         let short = (balance - self.balance).max(1);
-        self.rise_for(short + self.owed.min(short * (OWED_SHARE - 1)))
+        self.rise_for(short + (self.owed + self.owed_time).min(short * (OWED_SHARE - 1)))
     }
 
     /// Balance that it needs to go on after it ran out. `top`: the largest weight of the active
@@ -425,6 +434,7 @@ impl Entry {
     /// Begins to count the charges of other ledgers.
     pub(super) fn begin_looks(&mut self) {
         self.seen_total = self.account.stats.charged_bytes.load(Ordering::Relaxed);
+        self.seen_thread_ns = self.account.stats.thread_ns.load(Ordering::Relaxed);
     }
 
     /// Reports the counts to the account, and owes the bytes that it was charged elsewhere
@@ -457,5 +467,11 @@ impl Entry {
         // Bytes that could not be kept back within two looks are forgotten, so that a VM that is
         // busy elsewhere while no other competes here does not pay for it for long.
         self.owed = (self.owed + elsewhere).min((2 * elsewhere).max(4 * self.burst));
+        let thread_ns = stats.thread_ns.load(Ordering::Relaxed);
+        let new_ns = thread_ns.wrapping_sub(self.seen_thread_ns);
+        self.seen_thread_ns = thread_ns;
+        let weighs = i64::try_from(new_ns.saturating_mul(BYTES_PER_NS)).unwrap_or(i64::MAX / 4);
+        let weighs = weighs.min(i64::MAX / 4);
+        self.owed_time = (self.owed_time + weighs).min((2 * weighs).max(4 * self.burst));
     }
 }

@@ -37,6 +37,11 @@
 //! from once per batch. A VM at its ceiling is held back until a time that is known, so that its
 //! sidecore can sleep.
 //!
+//! **Outside.** Threads that are no sidecores, such as those of pipes, move bytes for a VM, too.
+//! They ask the account's ceilings before ([`Account::ask`]), or are charged afterwards
+//! ([`Account::charge`]); ledgers owe it as what the VM was charged elsewhere. Their CPU time
+//! ([`Account::charge_time`]) is owed apart: it makes the VM yield by weight, and refuses nothing.
+//!
 //! **Moves.** A worker keeps nothing of a ledger from one round to the next, and a place in a
 //! device's depth is its own: so it moves like any other. The ledger that it leaves
 //! ([`Ledger::worker_left`]) tells what it has counted, and hands what a ceiling has not paid yet
@@ -53,7 +58,7 @@ mod turn;
 #[cfg(test)]
 mod tests;
 
-pub use account::{Account, AccountStats, Accounts, Settings};
+pub use account::{Account, AccountStats, Accounts, Grant, Settings};
 pub use ledger::Ledger;
 
 /// Names a VM's account in every ledger.
@@ -203,6 +208,14 @@ const UNSETTLED_REQUESTS: u64 = 32;
 /// Pace of a VM at its ceiling: it goes on when there are tokens for this time, and not for each
 /// single request, since each time may be a wake-up. Half a burst, where that is less.
 const PACE_NS: u64 = 500_000;
+
+/// Least bytes that are granted outside of sidecores to a VM at its ceiling, where they are at most
+/// half a second of it: reads of a few bytes each would cost more than they move.
+const LEAST_GRANT_BYTES: u64 = 64 << 10;
+
+/// Bytes that a nanosecond of a thread outside of all sidecores weighs: as one of a sidecore, which
+/// moves 6 bytes in it (frames of 1,500 bytes) to 10 (super-packets).
+pub const BYTES_PER_NS: u64 = 8;
 
 /// Burst of a floor: bytes that were not used within this time are lost.
 const FLOOR_BURST_NS: u64 = 10_000_000;
