@@ -53,7 +53,7 @@
 //! Before a queue starts, an earlier daemon's requests must be out of the disk: see `claim.rs`.
 //!
 //! Other parts of the daemon read a raw disk in place, through the page cache, with a descriptor of
-//! their own: see [`BlockPort::image`].
+//! their own, and with a pass for the gate of its device: see [`BlockPort::image`].
 //!
 //! Placeholder requests are guest I/O whose data the host replaces with a pipe's. Such a request
 //! waits with its slot, without an operation of the disk, until the pipe answers it from a thread
@@ -157,7 +157,7 @@ pub use config::{BackendConfig, BlockPortConfig, OnError, Topology};
 pub use device::{BlockPort, Image, InPlaceError, PlaceholderError};
 pub use dropper::start as start_dropper;
 pub use error::BlockError;
-pub use gate::Gate;
+pub use gate::{Gate, InPlacePass, InPlaceRead};
 pub use metrics::{BlockStats, QueueSnapshot};
 pub use orphans::orphaned_operations;
 pub use placeholder::{PlaceholderHandler, PlaceholderOp, PlaceholderRequest};

@@ -14,6 +14,7 @@ use thiserror::Error;
 use super::{BlockPort, RunningQueue};
 use crate::engine::QueueEngine;
 use crate::error::BlockError;
+use crate::gate::InPlacePass;
 use crate::placeholder::{Answers, PlaceholderConfig, PlaceholderHandler, TargetFile};
 
 /// File with a disk's bytes, byte by byte as the guest sees them.
@@ -34,6 +35,9 @@ pub struct Image {
     /// of a last block that the file has in part. The file may be longer, and shorter if its owner
     /// cut it off.
     pub len_bytes: u64,
+    /// Pass for its reads at the gate of the device below. The VM's account is the reader's to
+    /// charge.
+    pub pass: InPlacePass,
 }
 
 /// Reason why a disk cannot be read, or written, in place.
@@ -115,7 +119,8 @@ impl BlockPort {
         if is_file && missing < u64::from(self.state.block_size) {
             len_bytes = len_bytes.min(in_file - in_file % SECTOR_BYTES as u64);
         }
-        Ok(Image { file, may_lag, len_bytes })
+        let pass = InPlacePass::new(self.state.gate.clone(), self.state.vm);
+        Ok(Image { file, may_lag, len_bytes, pass })
     }
 
     /// Whether cached pages of the disk's file may be old: then nothing is read ahead from now on.
