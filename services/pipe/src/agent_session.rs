@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use base::cpu::thread_time;
 use guest_abi::Reason;
 use guest_abi::pipe::{self, NO_DISK, PROBE_BLOCK_BYTES, Probed, kind};
 use rustix::fd::AsFd;
@@ -74,9 +75,14 @@ impl AgentSession {
 
     fn listen(&mut self, pipes: &PipeSet) -> Result<std::convert::Infallible, MessageError> {
         let mut pace = MessagePace::new();
+        let mut charged = thread_time();
         loop {
             let (id, message) = self.reader.receive()?;
             pace.wait();
+            // Of the messages before this one.
+            let now = thread_time();
+            pipes.purse().charge_time((now - charged).as_nanos() as u64);
+            charged = now;
             match message {
                 Message::Probe(probe) => {
                     let probed = self.probe(pipes, &probe);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use block::BlockPort;
 use net::NetPort;
+use sidecore::Account;
 
 use crate::limits::{DEFAULT_MAX_PIPES, DEFAULT_THREADS};
 
@@ -54,6 +55,8 @@ pub trait Devices: Send + Sync {
     fn nets(&self) -> Vec<Arc<NetPort>>;
     /// Disks of the VM.
     fn disks(&self) -> Vec<Arc<BlockPort>>;
+    /// Account of the VM, which pays for its pipes; none: it has no port any more.
+    fn account(&self) -> Option<Arc<Account>>;
     /// Whether packets between the VM and that address can go past its network ports, or could at
     /// some time since `since_ns` of [`base::clock::MonotonicClock`].
     fn has_way_past(&self, remote: IpAddr, since_ns: u64) -> bool;

@@ -6,8 +6,11 @@ use block::BlockPort;
 use guest_abi::Reason;
 
 use crate::config::Devices;
+use crate::disk_gate::DiskGate;
 use crate::file_source::FileSource;
+use crate::gated_file::GatedFile;
 use crate::limits::MAX_PROBED_DISKS;
+use crate::purse::Purse;
 
 /// Disks by the numbers that an agent was told. They are not kept open: a disk that is taken away
 /// is unlocked, and cannot be had by its number.
@@ -44,13 +47,15 @@ pub(crate) fn has_all(live: &[Arc<BlockPort>], used: &[Weak<BlockPort>]) -> bool
 pub(crate) struct PipeDisks<'a> {
     devices: &'a dyn Devices,
     numbers: &'a DiskNumbers,
+    /// Pays for what is read.
+    purse: &'a Arc<Purse>,
     pub used: Vec<Weak<BlockPort>>,
 }
 
 impl<'a> PipeDisks<'a> {
     /// No disk yet.
-    pub fn new(devices: &'a dyn Devices, numbers: &'a DiskNumbers) -> Self {
-        Self { devices, numbers, used: Vec::new() }
+    pub fn new(devices: &'a dyn Devices, numbers: &'a DiskNumbers, purse: &'a Arc<Purse>) -> Self {
+        Self { devices, numbers, purse, used: Vec::new() }
     }
 
     /// Uses the disk of that number.
@@ -68,7 +73,7 @@ impl<'a> PipeDisks<'a> {
         extents: Vec<(u64, u64)>,
         len_bytes: u64,
         is_cached: bool,
-    ) -> Result<FileSource, Reason> {
+    ) -> Result<GatedFile, Reason> {
         let image = self.use_disk(disk)?.image().map_err(|_| Reason::DiskFormat)?;
         let source = FileSource::new(image.file, image.len_bytes, extents, len_bytes)
             .map_err(|_| Reason::BadExtents)?;
@@ -76,6 +81,10 @@ impl<'a> PipeDisks<'a> {
             source.drop_cached();
         }
         // Both have it: the host's way is the shorter one.
-        if is_cached && !source.is_in_memory(len_bytes) { Err(Reason::Cached) } else { Ok(source) }
+        if is_cached && !source.is_in_memory(len_bytes) {
+            return Err(Reason::Cached);
+        }
+        let gate = DiskGate::new(Arc::clone(self.purse), Some(image.pass));
+        Ok(GatedFile::new(source, gate))
     }
 }

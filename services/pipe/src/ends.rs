@@ -8,7 +8,7 @@ use guest_abi::pipe::{BLOCK_BYTES, PlacesEnd, option};
 use crate::config::Devices;
 use crate::connection::Connection;
 use crate::disks::PipeDisks;
-use crate::file_source::FileSource;
+use crate::gated_file::GatedFile;
 use crate::job::Side;
 use crate::message::Socket;
 use crate::placed_request::Direction;
@@ -64,7 +64,7 @@ impl EndOpener<'_> {
         extents: Vec<(u64, u64)>,
         len_bytes: u64,
         is_cached: bool,
-    ) -> Result<FileSource, Reason> {
+    ) -> Result<GatedFile, Reason> {
         self.disks.open_file(disk, extents, len_bytes, is_cached)
     }
 

@@ -4,15 +4,29 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
 
+use block::PlaceholderRequest;
 use guest_abi::pipe::{Taken, take};
 
 use crate::job::Job;
 use crate::limits::{MAX_OPEN_REQUESTS, QUANTUM_BYTES};
-use crate::placed_request::fill;
+use crate::placed_request::make_durable;
 use crate::placeholders::PlacedFile;
 use crate::range_request::{RangeRequest, next_request};
 use crate::range_source::RangeSource;
+use crate::transfer::Transfer;
+
+/// Outcome of a turn of [`FileSink::put_in_place`].
+pub(crate) enum Put {
+    /// Nothing was to do.
+    Nothing,
+    /// Bytes were put in place, and there may be more.
+    Some,
+    /// The VM is at its ceiling: look again then.
+    Held(Instant),
+}
 
 /// A file that the guest writes. Offsets are those of the pipe.
 pub(crate) struct FileSink {
@@ -27,6 +41,8 @@ pub(crate) struct FileSink {
     open: VecDeque<RangeRequest>,
     /// Requests, by bytes, for what the guest has written elsewhere than on the disk that is known.
     unreplaced: VecDeque<RangeRequest>,
+    /// The guest's write whose bytes are being put in place, and how many are.
+    current: Option<(PlaceholderRequest, u64)>,
     /// Offset from which on the file could not be written, or the source not be read.
     failed_at: Option<u64>,
 }
@@ -34,9 +50,9 @@ pub(crate) struct FileSink {
 impl FileSink {
     /// A file of which nothing is written.
     pub fn new(file: PlacedFile) -> Self {
-        let (open, unreplaced) = (VecDeque::new(), VecDeque::new());
+        let (open, unreplaced, current) = (VecDeque::new(), VecDeque::new(), None);
         let (first, requested, written, failed_at) = (0, 0, 0, None);
-        Self { file, first, requested, written, open, unreplaced, failed_at }
+        Self { file, first, requested, written, open, unreplaced, current, failed_at }
     }
 
     /// Begins at that offset: the guest moves the bytes before it.
@@ -78,23 +94,49 @@ impl FileSink {
         self.failed_at = Some(self.failed_at.map_or(at, |failed| failed.min(at)));
     }
 
-    /// Puts bytes where the guest has written placeholders. True: there was something to do.
-    pub fn put_in_place(&mut self, source: &RangeSource) -> bool {
+    /// Puts bytes where the guest has written placeholders. `is_urgent`: the guest's writes are not
+    /// to wait for the source's gate.
+    pub fn put_in_place(&mut self, source: &mut RangeSource, is_urgent: bool) -> Put {
         let mut moved = 0;
         while moved < QUANTUM_BYTES
-            && let Some(write) = self.file.requests.next()
+            && let Some((write, put)) =
+                self.current.take().or_else(|| self.file.requests.next().map(|write| (write, 0)))
         {
-            let (at, len) = (write.at(), write.len_bytes());
-            let done = fill(&write, |file, offset| source.put(at, len, file, offset));
-            if done.is_ok()
-                && let Some(open) = self.open.iter_mut().find(|open| open.range.contains(&at))
-            {
-                open.add_replaced(at..at + len);
+            let range = (write.at() + put, write.len_bytes() - put);
+            let place = (write.file().as_fd(), write.offset() + put);
+            match source.put(range, place, is_urgent) {
+                Transfer::Held(at) => {
+                    self.current = Some((write, put));
+                    return Put::Held(at);
+                }
+                Transfer::Bytes(n) => {
+                    moved += n;
+                    let put = put + n as u64;
+                    if put < write.len_bytes() {
+                        self.current = Some((write, put));
+                    } else {
+                        let done = make_durable(&write);
+                        self.complete(write, done);
+                    }
+                }
+                Transfer::Failed(error) => self.complete(write, Err(error)),
+                Transfer::End | Transfer::Empty | Transfer::Full => {
+                    self.complete(write, Err(io::ErrorKind::UnexpectedEof.into()));
+                }
             }
-            write.complete(done);
-            moved += len as usize;
         }
-        moved > 0
+        if moved > 0 { Put::Some } else { Put::Nothing }
+    }
+
+    /// Answers a write of the guest.
+    fn complete(&mut self, write: PlaceholderRequest, done: io::Result<()>) {
+        let (at, len) = (write.at(), write.len_bytes());
+        if done.is_ok()
+            && let Some(open) = self.open.iter_mut().find(|open| open.range.contains(&at))
+        {
+            open.add_replaced(at..at + len);
+        }
+        write.complete(done);
     }
 
     /// Takes the guest's answer: it has written a range, or could not. False: it was not asked for
@@ -122,7 +164,7 @@ impl FileSink {
     /// `is_end`: there will be no more.
     pub fn ask(
         &mut self,
-        source: &RangeSource,
+        source: &mut RangeSource,
         (end, is_end): (u64, bool),
         max_bytes: usize,
         job: &Job,
@@ -147,7 +189,7 @@ impl FileSink {
         }
     }
 
-    fn send(&self, request: &RangeRequest, source: &RangeSource, job: &Job) -> io::Result<()> {
+    fn send(&self, request: &RangeRequest, source: &mut RangeSource, job: &Job) -> io::Result<()> {
         let bytes = match request.how {
             take::BYTES => source.copy(request.range.start, request.len_bytes())?,
             _ => {

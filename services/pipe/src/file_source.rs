@@ -37,6 +37,8 @@ pub(crate) struct FilePlace<'a> {
     pub offset: u64,
     /// Number of bytes without a gap, at least 1.
     pub len_bytes: u64,
+    /// Whether they are zeroes, and on no disk.
+    pub is_hole: bool,
 }
 
 impl FileSource {
@@ -69,10 +71,19 @@ impl FileSource {
         let left = end - at;
         if offset == HOLE {
             let len_bytes = left.min(ZEROES_BYTES);
-            return Ok(Some(FilePlace { file: zeroes()?.as_fd(), offset: 0, len_bytes }));
+            let file = zeroes()?.as_fd();
+            return Ok(Some(FilePlace { file, offset: 0, len_bytes, is_hole: true }));
         }
         let offset = offset + (len_bytes - left);
-        Ok(Some(FilePlace { file: self.image.as_fd(), offset, len_bytes: left }))
+        let file = self.image.as_fd();
+        Ok(Some(FilePlace { file, offset, len_bytes: left, is_hole: false }))
+    }
+
+    /// Number of bytes that come next and are on the disk, without a gap; 0: a hole is next, or
+    /// the end.
+    pub(crate) fn next_on_disk(&self) -> u64 {
+        let found = self.find(self.sent_bytes).ok().flatten();
+        found.filter(|found| !found.is_hole).map_or(0, |found| found.len_bytes)
     }
 
     /// Has the kernel read its bytes from the disk anew: nobody writes to them while it is read.

@@ -18,6 +18,7 @@ use crate::limits::{
 use crate::line::Line;
 use crate::message::Answer;
 use crate::metrics::PipeStats;
+use crate::purse::Purse;
 
 /// Outcome of a step: when the next one is due.
 pub(crate) enum StepOutcome {
@@ -96,6 +97,8 @@ pub(crate) struct Job {
     pub disks: Vec<Weak<BlockPort>>,
     is_answered: AtomicBool,
     pub stats: Arc<PipeStats>,
+    /// Pays for its steps.
+    pub purse: Arc<Purse>,
 }
 
 impl Job {
@@ -105,7 +108,7 @@ impl Job {
         (id, line): (u64, Arc<Line>),
         (ends, len_bytes): ([String; 2], u64),
         (work, disks): (Box<dyn Work>, Vec<Weak<BlockPort>>),
-        stats: Arc<PipeStats>,
+        purse: Arc<Purse>,
     ) -> Self {
         Self {
             token,
@@ -121,7 +124,8 @@ impl Job {
             work: Mutex::new(Some(work)),
             disks,
             is_answered: AtomicBool::new(false),
-            stats,
+            stats: Arc::clone(&purse.stats),
+            purse,
         }
     }
 

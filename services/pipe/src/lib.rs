@@ -36,6 +36,13 @@
 //! holds a connection only as long as it must: what the peer of a connection that is read believes
 //! to have arrived is written before the connection goes back, or it is reset.
 //!
+//! **What it costs** is charged to the VM's account, which its devices share. A file that is read
+//! by extents passes a gate ([`disk_gate`]): the ceilings of the VM, and its place in the device,
+//! as a request of the guest does; a pipe that is held there waits without a thread. Placeholders
+//! are requests of the guest, and twins' segments frames of its port: disk and switch have charged
+//! them, and held them back, already. The CPU time of all these threads is charged as well, by
+//! weight alone: it makes the VM yield on the sidecores, and holds no pipe back by itself.
+//!
 //! **The agent** of the guest asks for pipes. A connection of it is taken by the [`acceptor`]; a
 //! session ([`agent_session`]) reads its messages, and a [`line`] writes to it.
 //!
@@ -67,6 +74,10 @@
 //!   the session's own thread at most the check of 2,048 extents, or a read of 4 KiB of each disk
 //!   of the VM, and the switch's worker two calls.
 //! - A self-test with placeholders is waited for 30 s ([`limits::SELF_TEST_TIMEOUT`]).
+//! - A pipe's own reads do not wait for the weight of their VM at the device; what they have read
+//!   is owed there by the next requests of the guest, up to four bursts at once.
+//! - Of the CPU time of an agent's sessions only that of its messages is charged, none before the
+//!   hello; nor is that of the acceptor.
 //! - Only raw disks whose stages leave content alone are read and written
 //!   ([`block::BlockPort::image`]).
 
@@ -76,12 +87,14 @@ mod buffer_slot;
 pub mod config;
 mod connection;
 mod copy;
+mod disk_gate;
 mod disks;
 mod ends;
 mod epoll_set;
 pub mod error;
 mod file_sink;
 pub mod file_source;
+mod gated_file;
 pub mod hook;
 mod job;
 pub mod limits;
@@ -100,6 +113,7 @@ mod placed_source;
 mod placeholders;
 mod pool;
 mod port_flows;
+mod purse;
 mod range_request;
 mod range_source;
 mod self_test;

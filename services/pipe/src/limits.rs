@@ -20,6 +20,10 @@ pub const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Period after which a pipe that waits is looked at without a reason: a net below the events.
 pub const RECHECK_PERIOD: Duration = Duration::from_millis(500);
 
+/// Time, on average, that a pipe at its VM's ceiling waits beyond the moment at which there are
+/// bytes again: as long as the sidecores let a queue wait then, so that both get some.
+pub const HELD_PAUSE: Duration = Duration::from_micros(500);
+
 /// Pause before acknowledgements are looked for again that the switch has seen and the twin not
 /// yet.
 pub const RECHECK_SOON: Duration = Duration::from_millis(1);

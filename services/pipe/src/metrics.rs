@@ -24,6 +24,14 @@ pub struct PipeStats {
     pub agents: AtomicU64,
     /// Connections whose hello was not an agent's of this VM.
     pub unproved: AtomicU64,
+    /// Reads of files by their extents, past the queues of their disks.
+    pub reads: AtomicU64,
+    /// Bytes of these.
+    pub read_bytes: AtomicU64,
+    /// Times that a pipe had to wait at the VM's ceiling before it read.
+    pub held: AtomicU64,
+    /// Pipes that do so at the moment.
+    pub held_now: AtomicU64,
     ended: ByReason,
     refused: ByReason,
     times: Mutex<Times>,

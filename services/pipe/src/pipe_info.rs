@@ -20,7 +20,7 @@ pub struct PipeInfo {
     pub len_bytes: u64,
     /// Bytes moved so far.
     pub moved_bytes: u64,
-    /// `starting`, `settling`, `moving` or `draining`.
+    /// `starting`, `settling`, `moving`, `held` (at the VM's ceiling) or `draining`.
     pub state: &'static str,
     /// Time since it began.
     pub age: Duration,

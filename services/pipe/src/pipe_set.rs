@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use base::clock::{Clock, MonotonicClock};
 use guest_abi::Reason;
 
 use crate::buffer_slot::BufferSlot;
@@ -21,6 +22,7 @@ use crate::placed_request::Direction;
 use crate::placed_source::PlacedSource;
 use crate::placeholders::PlaceholderTable;
 use crate::pool::Pool;
+use crate::purse::Purse;
 use crate::self_test::SelfTest;
 use crate::twin_port::TwinPorts;
 
@@ -31,6 +33,7 @@ pub(crate) struct PipeSet {
     pool: Arc<Pool>,
     ports: TwinPorts,
     stats: Arc<PipeStats>,
+    clock: Arc<dyn Clock>,
     placeholders: Arc<PlaceholderTable>,
     /// Number of pipes that hold bytes in memory.
     buffering: Arc<AtomicUsize>,
@@ -48,6 +51,7 @@ impl PipeSet {
             devices,
             pool,
             stats: Arc::default(),
+            clock: Arc::new(MonotonicClock),
             buffering: Arc::default(),
             next_token: AtomicU64::new(TOKEN_STEP),
         }
@@ -71,6 +75,11 @@ impl PipeSet {
     /// Counters.
     pub fn stats(&self) -> &PipeStats {
         &self.stats
+    }
+
+    /// The VM's account, to pay from.
+    pub fn purse(&self) -> Purse {
+        Purse::new(self.devices.account(), Arc::clone(&self.stats), Arc::clone(&self.clock))
     }
 
     /// The VM's ports.
@@ -126,19 +135,20 @@ impl PipeSet {
         let ends = [PipeInfo::name(&request.source), PipeInfo::name(&request.sink)];
         let len_bytes = request.len_bytes;
         let token = self.next_token.fetch_add(TOKEN_STEP, Ordering::Relaxed);
+        let purse = Arc::new(self.purse());
         let mut opener = EndOpener {
             ports: &self.ports,
             devices: &*self.devices,
             placeholders: &self.placeholders,
-            disks: PipeDisks::new(&*self.devices, numbers),
+            disks: PipeDisks::new(&*self.devices, numbers, &purse),
             token,
         };
         let work = self.open(request, &mut opener)?;
         let disks = opener.disks.used;
         let used = disks.clone();
         self.stats.asked.fetch_add(1, Ordering::Relaxed);
-        let (line, stats) = ((id, Arc::clone(line)), Arc::clone(&self.stats));
-        let job = Job::new(token, line, (ends, len_bytes), (work, disks), stats);
+        let line = (id, Arc::clone(line));
+        let job = Job::new(token, line, (ends, len_bytes), (work, disks), purse);
         if !self.pool.add(job) {
             return Err(Reason::HostGone);
         }

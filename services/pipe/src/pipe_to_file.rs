@@ -9,8 +9,8 @@ use guest_abi::Reason;
 use crate::buffer_slot::BufferSlot;
 use crate::connection::Connection;
 use crate::epoll_set::EpollSet;
-use crate::file_sink::FileSink;
-use crate::file_source::FileSource;
+use crate::file_sink::{FileSink, Put};
+use crate::gated_file::GatedFile;
 use crate::job::{Job, Side, StepOutcome, Work};
 use crate::limits::{
     BUFFER_BYTES, OWN_BYTES_TIMEOUT, QUANTUM_BYTES, RECHECK_PERIOD, WRITE_REQUEST_BYTES,
@@ -43,7 +43,7 @@ pub(crate) struct PipeToFile {
 
 impl PipeToFile {
     /// A pipe from another file.
-    pub fn from_file(source: FileSource, sink: PlacedFile, len_bytes: u64) -> Self {
+    pub fn from_file(source: GatedFile, sink: PlacedFile, len_bytes: u64) -> Self {
         let state = State::Moving(RangeSource::File(source, len_bytes));
         Self { state, sink: FileSink::new(sink), len_bytes, _slot: None }
     }
@@ -111,7 +111,7 @@ impl PipeToFile {
         job: &Job,
         epoll: &EpollSet,
     ) -> StepOutcome {
-        let put = self.sink.put_in_place(&source);
+        let put = self.sink.put_in_place(&mut source, stop_reason.is_some());
         while let Some(answer) = job.next_answer() {
             match answer {
                 Answer::Written(written) => {
@@ -137,12 +137,13 @@ impl PipeToFile {
             RangeSource::File(..) => WRITE_REQUEST_BYTES,
             RangeSource::Socket(_) => BUFFER_BYTES,
         };
-        self.sink.ask(&source, self.end(&source, stop_reason), max_bytes, job);
-        let goes_on = put || filled >= QUANTUM_BYTES;
-        let next = if goes_on || !source.arm(epoll) {
-            StepOutcome::Again
-        } else {
-            StepOutcome::Wait(Instant::now() + RECHECK_PERIOD)
+        let end = self.end(&source, stop_reason);
+        self.sink.ask(&mut source, end, max_bytes, job);
+        let goes_on = matches!(put, Put::Some) || filled >= QUANTUM_BYTES;
+        let next = match put {
+            Put::Held(at) => StepOutcome::Wait(at),
+            _ if goes_on || !source.arm(epoll) => StepOutcome::Again,
+            _ => StepOutcome::Wait(Instant::now() + RECHECK_PERIOD),
         };
         self.state = State::Moving(source);
         next
@@ -252,8 +253,9 @@ impl Work for PipeToFile {
     }
 
     fn state(&self) -> &'static str {
-        match self.state {
+        match &self.state {
             State::Starting(_) | State::AwaitingOwnBytes(..) => "starting",
+            State::Moving(source) if source.is_held() => "held",
             State::Moving(_) => "moving",
             State::Over => "over",
         }

@@ -11,7 +11,7 @@ use crate::buffer_slot::BufferSlot;
 use crate::connection::Connection;
 use crate::copy::kernel_pipe;
 use crate::epoll_set::EpollSet;
-use crate::file_source::FileSource;
+use crate::gated_file::GatedFile;
 use crate::job::{Job, Side, StepOutcome, Work};
 use crate::limits::{MAX_DETACHED, OWN_BYTES_TIMEOUT, QUANTUM_BYTES, RECHECK_PERIOD};
 use crate::message::Answer;
@@ -52,7 +52,7 @@ pub(crate) struct PipeToSocket {
 
 impl PipeToSocket {
     /// A pipe from a file.
-    pub fn from_file(source: FileSource, sink: SocketSink, len_bytes: u64) -> Self {
+    pub fn from_file(source: GatedFile, sink: SocketSink, len_bytes: u64) -> Self {
         let state = State::Settling(StreamSource::File(source));
         Self { state, sink, len_bytes, reason: Reason::Complete, _slot: None }
     }
@@ -178,6 +178,10 @@ impl PipeToSocket {
                 }
                 Transfer::Empty if source.arm(epoll) => return self.wait(source),
                 Transfer::Full | Transfer::Empty => break,
+                Transfer::Held(at) => {
+                    self.state = State::Moving(source);
+                    return StepOutcome::Wait(at);
+                }
                 Transfer::Failed(error) => return self.failed(source, &error),
             }
         }
@@ -205,7 +209,8 @@ impl PipeToSocket {
     }
 
     /// Gives the twin no more.
-    fn stop(&mut self, source: StreamSource, reason: Reason) -> StepOutcome {
+    fn stop(&mut self, mut source: StreamSource, reason: Reason) -> StepOutcome {
+        source.end_hold();
         let is_whole = self.sink.given_bytes == self.len_bytes;
         self.reason = if is_whole { Reason::Complete } else { reason };
         self.sink.stop();
@@ -256,9 +261,9 @@ impl PipeToSocket {
         epoll: &EpollSet,
     ) -> StepOutcome {
         match source {
-            Some(StreamSource::File(file)) => match job.has_lost_file() {
+            Some(StreamSource::File(mut file)) => match job.has_lost_file() {
                 Some(reason) => return self.lose(None, reason),
-                None if job.wants_release() => return self.release(&file, job, epoll),
+                None if job.wants_release() => return self.release(&mut file, job, epoll),
                 None => self.state = State::Draining(Some(StreamSource::File(file))),
             },
             Some(StreamSource::Socket(_)) if job.is_overdue() => {
@@ -293,7 +298,7 @@ impl PipeToSocket {
 
     /// Lets go of a file, which can be written then: the peer gets copies of what it has not
     /// acknowledged, and the guest goes on.
-    fn release(&mut self, file: &FileSource, job: &Job, epoll: &EpollSet) -> StepOutcome {
+    fn release(&mut self, file: &mut GatedFile, job: &Job, epoll: &EpollSet) -> StepOutcome {
         let count = &job.stats.detached;
         if count.fetch_add(1, Ordering::Relaxed) >= MAX_DETACHED {
             count.fetch_sub(1, Ordering::Relaxed);
@@ -371,9 +376,10 @@ impl Work for PipeToSocket {
     }
 
     fn state(&self) -> &'static str {
-        match self.state {
+        match &self.state {
             State::Starting(_) | State::AwaitingOwnBytes(..) => "starting",
             State::Settling(_) => "settling",
+            State::Moving(source) if source.is_held() => "held",
             State::Moving(_) => "moving",
             State::Draining(_) => "draining",
             State::Over => "over",

@@ -37,6 +37,11 @@ pub(crate) fn fill(
     put: impl FnOnce(BorrowedFd<'_>, u64) -> io::Result<()>,
 ) -> io::Result<()> {
     put(write.file().as_fd(), write.offset())?;
+    make_durable(write)
+}
+
+/// Makes a write's bytes, which are in their place, durable if the guest wants it.
+pub(crate) fn make_durable(write: &PlaceholderRequest) -> io::Result<()> {
     match write.op() {
         PlaceholderOp::Write { sync: true } => Ok(rustix::fs::fdatasync(write.file())?),
         _ => Ok(()),

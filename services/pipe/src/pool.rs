@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use base::cpu::thread_time;
 use base::sync::lock;
 use flow::{FlowEvent, FlowWatch};
 use guest_abi::Reason;
@@ -257,9 +258,16 @@ impl Pool {
     }
 
     fn work(&self) {
+        let mut charged = thread_time();
         while !self.stop.load(Ordering::Relaxed) {
             match self.next() {
-                Some(Due::Pipe(job)) => self.step(&job),
+                Some(Due::Pipe(job)) => {
+                    self.step(&job);
+                    // All of the thread's time, also what it took to find the step.
+                    let now = thread_time();
+                    job.purse.charge_time((now - charged).as_nanos() as u64);
+                    charged = now;
+                }
                 Some(Due::Task(task)) => _ = catch_panic(task),
                 None => {}
             }

@@ -7,16 +7,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::RecvFlags;
 
-use crate::copy::{copy_range, write_all};
+use crate::copy::write_all;
 use crate::epoll_set::EpollSet;
-use crate::file_source::FileSource;
+use crate::gated_file::GatedFile;
 use crate::limits::{BUFFER_BYTES, MAX_OPEN_REQUESTS};
 use crate::socket_source::SocketSource;
+use crate::transfer::Transfer;
 
 /// A source whose bytes are had by ranges. Offsets are those of the pipe.
 pub(crate) enum RangeSource {
     /// A file with its length: all of it is there.
-    File(FileSource, u64),
+    File(GatedFile, u64),
     /// A connection.
     Socket(BufferedSocket),
 }
@@ -30,28 +31,35 @@ impl RangeSource {
         }
     }
 
-    /// Puts a range into a file.
-    pub fn put(&self, at: u64, len_bytes: u64, to: BorrowedFd<'_>, to_at: u64) -> io::Result<()> {
-        let source = match self {
-            Self::File(source, _) => source,
-            Self::Socket(socket) => {
-                let (first, second) = socket.range(at, len_bytes)?;
-                write_all(to, to_at, first)?;
-                return write_all(to, to_at + first.len() as u64, second);
-            }
+    /// Puts the next bytes of a range into a file, at most all of it. `is_urgent`: see
+    /// [`GatedFile::put`].
+    pub fn put(
+        &mut self,
+        (at, len_bytes): (u64, u64),
+        (to, to_at): (BorrowedFd<'_>, u64),
+        is_urgent: bool,
+    ) -> Transfer {
+        let socket = match self {
+            Self::File(file, _) => return file.put((at, len_bytes), (to, to_at), is_urgent),
+            Self::Socket(socket) => socket,
         };
-        let (mut at, mut to_at, end) = (at, to_at, at + len_bytes);
-        while at < end {
-            let found = source.find(at)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-            let n = found.len_bytes.min(end - at);
-            copy_range((found.file, found.offset), (to, to_at), n)?;
-            (at, to_at) = (at + n, to_at + n);
+        let put = socket.range(at, len_bytes).and_then(|(first, second)| {
+            write_all(to, to_at, first)?;
+            write_all(to, to_at + first.len() as u64, second)
+        });
+        match put {
+            Ok(()) => Transfer::Bytes(len_bytes as usize),
+            Err(error) => Transfer::Failed(error),
         }
-        Ok(())
+    }
+
+    /// Whether it waits at the VM's ceiling.
+    pub fn is_held(&self) -> bool {
+        matches!(self, Self::File(file, _) if file.is_held())
     }
 
     /// Copies a range; not a long one.
-    pub fn copy(&self, at: u64, len_bytes: u64) -> io::Result<Vec<u8>> {
+    pub fn copy(&mut self, at: u64, len_bytes: u64) -> io::Result<Vec<u8>> {
         match self {
             Self::File(source, _) => source.copy(at, len_bytes),
             Self::Socket(socket) => {

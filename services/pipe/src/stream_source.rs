@@ -9,7 +9,7 @@ use guest_abi::Reason;
 use rustix::pipe::{SpliceFlags, splice};
 
 use crate::epoll_set::EpollSet;
-use crate::file_source::FileSource;
+use crate::gated_file::GatedFile;
 use crate::job::Job;
 use crate::limits::SPLICE_BYTES;
 use crate::placed_source::PlacedSource;
@@ -19,7 +19,7 @@ use crate::transfer::Transfer;
 /// A source that gives its bytes in order.
 pub(crate) enum StreamSource {
     /// A file with a lease.
-    File(FileSource),
+    File(GatedFile),
     /// A connection.
     Socket(SplicedSocket),
     /// A file without a lease, which the guest reads.
@@ -30,11 +30,7 @@ impl StreamSource {
     /// Moves some bytes, at most `max_bytes`.
     pub fn send(&mut self, sink: BorrowedFd<'_>, max_bytes: usize, job: &Job) -> Transfer {
         match self {
-            Self::File(file) => match file.send(sink, max_bytes) {
-                Ok(0) => Transfer::End,
-                Ok(n) => Transfer::Bytes(n),
-                Err(error) => error.into(),
-            },
+            Self::File(file) => file.send(sink, max_bytes),
             Self::Socket(socket) => socket.send(sink, max_bytes),
             Self::Placed(source) => {
                 source.turn(job);
@@ -58,6 +54,18 @@ impl StreamSource {
             Self::Socket(socket) => socket.source.arm(epoll),
             // Whatever it waits for wakes the pipe.
             Self::Placed(source) => !source.has_more(),
+        }
+    }
+
+    /// Whether it waits at the VM's ceiling.
+    pub fn is_held(&self) -> bool {
+        matches!(self, Self::File(file) if file.is_held())
+    }
+
+    /// Waits no more: nothing more is read of it.
+    pub fn end_hold(&mut self) {
+        if let Self::File(file) = self {
+            file.end_hold();
         }
     }
 

@@ -3,15 +3,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::clock::ManualClock;
 use base::io::{IoSlice, Wire};
 use etherparse::{PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
 use flow::TWIN_MAC;
 use net::tap::Tap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sidecore::{Account, Accounts, Settings};
 
 use crate::namespace::Namespace;
+use crate::purse::Purse;
 use crate::twin::scoped;
 
 /// A virtio-net header of zeroes in front of an Ethernet frame.
@@ -58,6 +62,21 @@ pub struct Say {
     pub timestamps: Option<(u32, u32)>,
     pub sack: Option<(u32, u32)>,
     pub payload: Vec<u8>,
+}
+
+/// A purse from which nobody pays.
+pub fn nobody() -> Arc<Purse> {
+    Arc::new(Purse::new(None, Arc::default(), Arc::new(ManualClock::default())))
+}
+
+/// A VM with that ceiling in bytes per second (0: none), whose account goes by the clock.
+pub fn vm_with(ceiling_bytes_per_s: u64) -> (Arc<Purse>, Arc<Account>, ManualClock) {
+    let settings = Settings { ceiling_bytes_per_s, ..Settings::default() };
+    let account = Accounts::default().open("vm", settings);
+    let clock = ManualClock::default();
+    clock.advance_ns(1_000_000_000);
+    let purse = Purse::new(Some(account.clone()), Arc::default(), Arc::new(clock.clone()));
+    (Arc::new(purse), account, clock)
 }
 
 /// Content of a file, in which no block is like its neighbours.

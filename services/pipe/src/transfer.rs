@@ -1,6 +1,7 @@
 //! The outcome of one attempt to move bytes.
 
 use std::io;
+use std::time::Instant;
 
 /// Outcome of one attempt to move bytes from a source to a sink.
 pub(crate) enum Transfer {
@@ -12,6 +13,8 @@ pub(crate) enum Transfer {
     Empty,
     /// The sink takes nothing at the moment.
     Full,
+    /// The VM is at its ceiling: look again then.
+    Held(Instant),
     /// The source or the sink does not work.
     Failed(io::Error),
 }

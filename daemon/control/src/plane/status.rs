@@ -181,6 +181,8 @@ pub struct CreditUsage {
     pub held_by_ceiling: u64,
     /// Nanoseconds held back at its ceiling.
     pub held_by_ceiling_ns: u64,
+    /// Nanoseconds of CPU time of its pipes' threads.
+    pub thread_ns: u64,
 }
 
 /// The kinds of port, as the API names them.

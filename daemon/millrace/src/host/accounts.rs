@@ -31,6 +31,7 @@ pub fn usage(account: &Account) -> CreditUsage {
         held_by_weight_ns: s.held_by_weight_ns.load(Relaxed),
         held_by_ceiling: s.held_by_ceiling.load(Relaxed),
         held_by_ceiling_ns: s.held_by_ceiling_ns.load(Relaxed),
+        thread_ns: s.thread_ns.load(Relaxed),
     }
 }
 
@@ -45,6 +46,7 @@ pub fn metrics(account: &Account, all: &mut Metrics) {
         ("held_by_weight_ns_total", u.held_by_weight_ns, "Nanoseconds held back by its weight."),
         ("held_by_ceiling_total", u.held_by_ceiling, "Times it was held back at its ceiling."),
         ("held_by_ceiling_ns_total", u.held_by_ceiling_ns, "Nanoseconds held back at its ceiling."),
+        ("thread_ns_total", u.thread_ns, "Nanoseconds of CPU time of its pipes' threads."),
         ("weight", granted.weight.into(), "Its weight."),
         ("floor_bytes_per_s", granted.floor_bytes_per_s, "Its floor in bytes; 0: none."),
         ("ceiling_bytes_per_s", granted.ceiling_bytes_per_s, "Its ceiling in bytes; 0: none."),

@@ -12,6 +12,7 @@ use control::sample::Metrics;
 use guest_abi::Reason;
 use net::NetPort;
 use pipe::{Devices, PipeInfo, PipeStats, PipesConfig, Secret, VmPipes};
+use sidecore::{Account, Accounts};
 use vsock::HostService;
 
 use super::engine::Engine;
@@ -24,6 +25,7 @@ pub struct Pipes {
     /// Pipes by the VM's name.
     vms: Mutex<HashMap<String, Arc<VmPipes>>>,
     shortcuts: Arc<Shortcuts>,
+    accounts: Arc<Accounts>,
 }
 
 /// Running ports of one VM.
@@ -33,6 +35,7 @@ struct VmPorts {
     /// Trust domain of its channels, if it has them.
     domain: Option<String>,
     shortcuts: Arc<Shortcuts>,
+    accounts: Arc<Accounts>,
 }
 
 impl Devices for VmPorts {
@@ -50,6 +53,10 @@ impl Devices for VmPorts {
         })
     }
 
+    fn account(&self) -> Option<Arc<Account>> {
+        self.accounts.find(&self.vm)
+    }
+
     fn has_way_past(&self, remote: IpAddr, since_ns: u64) -> bool {
         let domain = self.domain.as_ref();
         domain.is_some_and(|domain| self.shortcuts.leads_to(domain, remote, since_ns))
@@ -57,9 +64,10 @@ impl Devices for VmPorts {
 }
 
 impl Pipes {
-    /// Makes an empty table. Pipes leave connections alone that channels may take.
-    pub fn new(shortcuts: Arc<Shortcuts>) -> Self {
-        Self { vms: Mutex::default(), shortcuts }
+    /// Makes an empty table. Pipes leave connections alone that channels may take, and are charged
+    /// to their VMs' accounts.
+    pub fn new(shortcuts: Arc<Shortcuts>, accounts: Arc<Accounts>) -> Self {
+        Self { vms: Mutex::default(), shortcuts, accounts }
     }
 
     /// Pipes of a VM, started with its first port; none when it has no pipes.
@@ -82,6 +90,7 @@ impl Pipes {
                     vm: vm.into(),
                     domain: entry.channel.as_ref().and_then(|_| entry.trust_domain.clone()),
                     shortcuts: Arc::clone(&self.shortcuts),
+                    accounts: Arc::clone(&self.accounts),
                 };
                 let pipes = VmPipes::start(config, Arc::new(devices))?;
                 all.entry(vm.into()).or_insert(pipes)
@@ -192,6 +201,14 @@ fn metrics(vm: &str, stats: &PipeStats, open: u64, all: &mut Metrics) {
             "Connections from low ports that were no agent's: no hello, or not the VM's secret.",
         ),
         ("open", open, "Pipes under way."),
+        ("reads_total", stats.reads.load(Relaxed), "Reads of disks past their queues."),
+        (
+            "read_bytes_total",
+            stats.read_bytes.load(Relaxed),
+            "Bytes that pipes read of disks past their queues.",
+        ),
+        ("held_total", stats.held.load(Relaxed), "Times a pipe had to wait at the VM's ceiling."),
+        ("held", stats.held_now.load(Relaxed), "Pipes that wait at the VM's ceiling."),
     ];
     for (name, value, help) in values {
         all.sample(&format!("millrace_pipe_{name}"), help, labels(), value);

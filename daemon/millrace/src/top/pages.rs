@@ -53,9 +53,9 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-const VM_HEAD: [&str; 11] = [
+const VM_HEAD: [&str; 12] = [
     "VM", "WEIGHT", "SHARE", "FRAMES/S", "BYTES/S", "REQ/S", "CAPPED", "YIELDED", "DROPS/S", "P50",
-    "P99",
+    "P99", "PIPES",
 ];
 const PORT_HEAD: [&str; 9] =
     ["VM", "PORT", "KIND", "STATE", "REQ/S", "BYTES/S", "DROPS/S", "P50", "P99"];
@@ -145,6 +145,7 @@ fn vm_row(vm: &VmView) -> Vec<String> {
         count(vm.drops_per_s),
         time(vm.disk_p50_ns),
         time(vm.disk_p99_ns),
+        percent(vm.pipe_cpu_share),
     ]
 }
 

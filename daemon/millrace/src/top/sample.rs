@@ -87,6 +87,7 @@ pub struct Usage {
     pub charged_bytes: u64,
     pub held_by_weight_ns: u64,
     pub held_by_ceiling_ns: u64,
+    pub thread_ns: u64,
 }
 
 /// One port.

@@ -85,6 +85,9 @@ pub struct VmView {
     pub held_by_weight_share: f64,
     /// Time it was held back at its ceiling, as a part of the interval.
     pub held_by_ceiling_share: f64,
+    /// CPU time of its pipes' threads, as a part of the interval; of several threads together it
+    /// can be more than 1.
+    pub pipe_cpu_share: f64,
     /// Drops and refusals per second.
     pub drops_per_s: f64,
     /// Median latency of its disks' requests; none without requests.
@@ -205,6 +208,7 @@ impl View {
             charged_bytes_per_s: over.rate(was.charged_bytes, is.charged_bytes),
             held_by_weight_share: over.share(was.held_by_weight_ns, is.held_by_weight_ns),
             held_by_ceiling_share: over.share(was.held_by_ceiling_ns, is.held_by_ceiling_ns),
+            pipe_cpu_share: over.share(was.thread_ns, is.thread_ns),
             ..VmView::default()
         };
         let mut all = Times::default();

@@ -32,6 +32,7 @@ mod net;
 mod open_files;
 mod pairs;
 mod pipe;
+mod pipe_ceiling;
 mod pipe_world;
 mod programs;
 mod quiet;

@@ -6,6 +6,7 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{PlaceholderHandler, PlaceholderOp, PlaceholderRequest};
 use guest_abi::frame::{HEADER_BYTES, Header};
@@ -13,12 +14,15 @@ use guest_abi::pipe::{self, BLOCK_BYTES, Done, HOLE, Taken, kind, take};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
+use crate::disk_gate::DiskGate;
+use crate::file_source::FileSource;
 use crate::line::Line;
 use crate::placed_request::{Direction, Tag};
 use crate::placeholders::PlaceholderTable;
 use crate::pool::Pool;
+use crate::purse::Purse;
 use crate::self_test::SelfTest;
-use crate::testing::pattern;
+use crate::testing::{PATIENCE, nobody, pattern, vm_with};
 
 const TAG: Tag = [7; 16];
 const ID: u64 = 5;
@@ -33,6 +37,7 @@ struct World {
     stream: UnixStream,
     sink: File,
     skew: u64,
+    purse: Arc<Purse>,
 }
 
 /// A message of the daemon.
@@ -47,22 +52,29 @@ const PLACE: u64 = 64 << 10;
 
 impl World {
     fn new(skew: u64) -> Self {
+        Self::paid_by(nobody(), skew)
+    }
+
+    fn paid_by(purse: Arc<Purse>, skew: u64) -> Self {
         let (pool, threads) = Pool::start("t", 2).unwrap();
         let table = Arc::new(PlaceholderTable::new(&pool));
         let (stream, own) = UnixStream::pair().unwrap();
         let line = Arc::new(Line::new(&own).unwrap());
-        Self { pool, threads, table, line, stream, sink: tempfile::tempfile().unwrap(), skew }
+        let sink = tempfile::tempfile().unwrap();
+        Self { pool, threads, table, line, stream, sink, skew, purse }
     }
 
     fn begin(&self, bytes: &[u8], extents: Vec<(u64, u64)>, len_bytes: u64) {
         let image = tempfile::tempfile().unwrap();
         image.write_all_at(bytes, 0).unwrap();
         let source = FileSource::new(image.into(), bytes.len() as u64, extents, len_bytes).unwrap();
+        let source = GatedFile::new(source, DiskGate::new(Arc::clone(&self.purse), None));
         let sink = PlacedFile::new(&self.table, (TAG, self.skew), 2, Direction::Write).unwrap();
         let work = Box::new(PipeToFile::from_file(source, sink, len_bytes));
         let ends = ["a".into(), "b".into()];
         let line = (ID, Arc::clone(&self.line));
-        self.pool.add(Job::new(2, line, (ends, len_bytes), (work, Vec::new()), Arc::default()));
+        let purse = Arc::clone(&self.purse);
+        self.pool.add(Job::new(2, line, (ends, len_bytes), (work, Vec::new()), purse));
     }
 
     fn hear(&mut self) -> Heard {
@@ -295,4 +307,108 @@ fn a_self_test_is_answered_once() {
     world.table.expect_self_test(Some(test));
     world.table.expect_self_test(None);
     assert!(!world.table.has_any());
+}
+
+/// Whether the pipe waits at the ceiling; looks again until it does.
+fn await_hold(purse: &Purse) {
+    let begun = Instant::now();
+    while purse.held() == 0 {
+        assert!(begun.elapsed() < PATIENCE, "nobody waits");
+        std::thread::yield_now();
+    }
+}
+
+/// The pipe's reads of its source go to the ceiling, by the account's clock alone.
+#[test]
+fn a_vm_at_its_ceiling_reads_no_more_than_that() {
+    const RATE: u64 = 10 << 20;
+    let bytes = pattern(4 << 20);
+    let (purse, account, clock) = vm_with(RATE);
+    let mut world = World::paid_by(Arc::clone(&purse), 0);
+    world.begin(&bytes, vec![(0, 3 << 20), (HOLE, 1 << 20)], 4 << 20);
+    let Heard::Take(take, _) = world.hear() else { panic!() };
+    let (write, answer) = world.write(0, take.len_bytes.get().into());
+    assert!(world.table.take(write).is_none());
+    let read = || purse.stats.read_bytes.load(Ordering::Relaxed);
+    let start_ns = purse.now_ns();
+    let mut waits = 0;
+    while read() < 3 << 20 {
+        await_hold(&purse);
+        // A burst, what has come in, and what the last read borrowed.
+        let due = RATE * (purse.now_ns() - start_ns + 100_000_000) / 1_000_000_000;
+        assert!(read() <= due + (64 << 10), "{} of {due}", read());
+        assert!(answer.get().is_none());
+        let job = world.pool.jobs().remove(0);
+        assert!(matches!(job.state(), Some("held") | None));
+        // It wakes up by itself, and finds nothing until the clock goes on.
+        let before = read();
+        world.pool.nudge(job.token);
+        assert_eq!(read(), before);
+        clock.advance_ns(50_000_000);
+        waits += 1;
+        let begun = Instant::now();
+        while read() == before {
+            assert!(begun.elapsed() < PATIENCE, "it sleeps for ever");
+            std::thread::yield_now();
+        }
+    }
+    // 3 MiB less the burst of 1, at half a MiB each.
+    assert!((3..=5).contains(&waits), "{waits}");
+    answer.wait().unwrap();
+    world.taken(&take, 0);
+    assert_eq!(world.serve(1 << 20, None), (4 << 20, Reason::Complete));
+    assert!(world.content(3 << 20) == bytes[..3 << 20]);
+    assert_eq!(read(), 3 << 20, "a hole is on no disk");
+    let counted = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    assert_eq!(counted(&account.stats.charged_bytes), 3 << 20);
+    assert!(counted(&account.stats.held_by_ceiling) >= waits);
+    assert!(counted(&account.stats.held_by_ceiling_ns) >= 50_000_000 * waits);
+    assert_eq!(purse.held(), 0);
+}
+
+/// The end of a pipe does not wait for the gate, nor does the guest.
+#[test]
+fn a_pipe_that_is_cancelled_at_the_gate_answers_the_guest_at_once() {
+    let bytes = pattern(4 << 20);
+    let (purse, account, _clock) = vm_with(1 << 20);
+    let mut world = World::paid_by(Arc::clone(&purse), 0);
+    world.begin(&bytes, vec![(0, 4 << 20)], 4 << 20);
+    let Heard::Take(take, _) = world.hear() else { panic!() };
+    let (write, answer) = world.write(0, 4 << 20);
+    assert!(world.table.take(write).is_none());
+    await_hold(&purse);
+    world.pool.jobs().iter().for_each(|job| job.cancel(Reason::Cancelled));
+    world.pool.nudge(2);
+    answer.wait().unwrap();
+    world.taken(&take, 0);
+    assert!(matches!(world.hear(), Heard::Done(moved, Reason::Complete) if moved == 4 << 20));
+    assert!(world.content(4 << 20) == bytes);
+    // It is owed.
+    assert_eq!(account.stats.charged_bytes.load(Ordering::Relaxed), 4 << 20);
+    assert!(account.ask(1, purse.now_ns()).is_err());
+    assert_eq!(purse.held(), 0);
+}
+
+#[test]
+fn a_daemon_that_stops_at_the_gate_leaves_nobody_waiting() {
+    for is_drained in [true, false] {
+        let (purse, _, _clock) = vm_with(1 << 20);
+        let mut world = World::paid_by(Arc::clone(&purse), 0);
+        world.begin(&pattern(4 << 20), vec![(0, 4 << 20)], 4 << 20);
+        let Heard::Take(..) = world.hear() else { panic!() };
+        let (write, answer) = world.write(0, 4 << 20);
+        assert!(world.table.take(write).is_none());
+        await_hold(&purse);
+        if is_drained {
+            world.pool.drain(Reason::HostGone, Duration::ZERO);
+            answer.wait().unwrap();
+        }
+        world.pool.stop();
+        world.threads.drain(..).for_each(|thread| thread.join().unwrap());
+        world.pool.clear();
+        if !is_drained {
+            assert!(answer.wait().is_err());
+        }
+        assert_eq!((purse.held(), world.table.has_any()), (0, false));
+    }
 }

@@ -65,7 +65,7 @@ impl World {
         let line = (5, Arc::new(Line::new(&own).unwrap()));
         let ends = ["a".into(), "b".into()];
         let work = (Box::new(Idle) as Box<_>, Vec::new());
-        let job = Job::new(TOKEN, line, (ends, len as u64), work, Arc::default());
+        let job = Job::new(TOKEN, line, (ends, len as u64), work, crate::testing::nobody());
         let (disk, content) = (tempfile::tempfile().unwrap(), pattern(len));
         disk.write_all_at(&content, PLACE + skew).unwrap();
         disk.set_len(PLACE + (skew + len as u64).next_multiple_of(BLOCK_BYTES as u64)).unwrap();
@@ -155,6 +155,7 @@ impl World {
                 Transfer::Empty => break false,
                 Transfer::End => break true,
                 Transfer::Failed(error) => panic!("{error}"),
+                Transfer::Held(_) => panic!("it has no gate"),
             }
         };
         self.drink();

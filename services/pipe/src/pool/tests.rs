@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::job::Work;
+use crate::testing::{nobody, vm_with};
 
 /// A pipe whose steps a test does.
 struct Step<F>(F);
@@ -38,7 +39,7 @@ impl World {
     fn add(&self, token: u64, step: impl FnMut() -> StepOutcome + Send + 'static) -> bool {
         let (line, ends) = ((token, Arc::clone(&self.line)), ["a".into(), "b".into()]);
         let work = Box::new(Step(step));
-        self.pool.add(Job::new(token, line, (ends, 1), (work, Vec::new()), Arc::default()))
+        self.pool.add(Job::new(token, line, (ends, 1), (work, Vec::new()), nobody()))
     }
 
     fn end(&mut self) {
@@ -171,4 +172,28 @@ fn pipes_that_were_answered_are_nobodys() {
     job.answer(0, Reason::LeaseBroken);
     assert!(world.pool.find(&world.line, 2).is_none());
     assert_eq!(world.pool.len(), 1);
+}
+
+/// The step works for 20 ms by its thread's own clock, not by the wall's.
+#[test]
+fn the_cpu_time_of_a_step_is_its_vms() {
+    let mut world = World::new(1);
+    let (purse, account, _clock) = vm_with(0);
+    let (told, heard) = channel();
+    let step = move || {
+        let begun = thread_time();
+        while thread_time() - begun < Duration::from_millis(20) {}
+        told.send(()).unwrap();
+        StepOutcome::Over(0, Reason::Complete)
+    };
+    let (line, ends) = ((2, Arc::clone(&world.line)), ["a".into(), "b".into()]);
+    let work = Box::new(Step(step));
+    let others = vm_with(0);
+    assert!(world.pool.add(Job::new(2, line, (ends, 1), (work, Vec::new()), purse)));
+    heard.recv().unwrap();
+    world.end();
+    let worked = account.stats.thread_ns.load(Ordering::Relaxed);
+    assert!(worked >= 20_000_000, "{worked}");
+    assert_eq!(account.stats.charged_bytes.load(Ordering::Relaxed), 0, "no ceiling knows it");
+    assert_eq!(others.1.stats.thread_ns.load(Ordering::Relaxed), 0);
 }

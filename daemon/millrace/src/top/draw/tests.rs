@@ -22,7 +22,7 @@ fn samples() -> (Sample, Sample) {
     };
     let usage = |bytes: u64, held_ns: u64| {
         json!({"charged_bytes": bytes, "held_by_weight_ns": held_ns,
-               "held_by_ceiling_ns": 2 * held_ns})
+               "held_by_ceiling_ns": 2 * held_ns, "thread_ns": 3 * held_ns})
     };
     let core = |index: usize, active: bool, n: u64| {
         json!({"index": index, "node": 1, "active": active, "workers": 2, "rounds": 1000 * n,
@@ -89,9 +89,10 @@ fn vms_are_shown_with_their_rates() {
     // What its ceiling took stands apart from what others had.
     assert_eq!(words(&lines[3])[6..8], ["CAPPED", "YIELDED"]);
     assert_eq!(web[6..9], ["25.0%", "12.5%", "5"]);
-    assert_eq!(web.len(), 11);
+    assert_eq!(web.len(), 12);
+    assert_eq!((&words(&lines[3])[11], &web[11]), (&"PIPES".to_owned(), &"37.5%".to_owned()));
     assert!(web[9].starts_with("69.") && web[9].ends_with("us"), "{web:?}");
-    let db = ["db", "100", "25.0%", "0", "0", "0", "0.0%", "0.0%", "0", "-", "-"];
+    let db = ["db", "100", "25.0%", "0", "0", "0", "0.0%", "0.0%", "0", "-", "-", "0.0%"];
     assert_eq!(words(&lines[5]), db);
     assert!(lines[19].starts_with("q quit"), "{}", lines[19]);
     // Numbers end under their heads.
