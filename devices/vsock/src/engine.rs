@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 
-use queue::{Position, RingError, Vring};
+use queue::{RingError, Vring};
 use sidecore::{Arm, Ledger, VmId, Worker};
 
 use crate::connection::NEVER_NS;
@@ -13,7 +13,7 @@ use crate::guest_directory::GuestDirectory;
 use crate::handshakes::Handshakes;
 use crate::limits::{SCAN_INTERVAL_NS, SOCKET_POLL_EVENTS};
 use crate::listing::ConnectionInfo;
-use crate::port::{Port, PortSpec};
+use crate::port::{Driver, Port, PortSpec};
 use crate::queues::{EVENT, RX, TX};
 use crate::rx::RxTurn;
 use crate::send_run::SendRun;
@@ -73,8 +73,7 @@ impl VsockEngine {
         true
     }
 
-    /// Runs a queue from now on. Returns its kick descriptor, to be watched. A ring at its very
-    /// start belongs to a driver that has just started: it knows none of the connections.
+    /// Runs a queue from now on. Returns its kick descriptor, to be watched.
     pub(crate) fn start_queue(
         &mut self,
         id: SlabId,
@@ -87,13 +86,12 @@ impl VsockEngine {
         if port.has_queue(index) {
             return Err(format!("queue {index} is running already"));
         }
-        let fresh = vring.queue.position() == Position::fresh();
         let kick = vring.kick_fd();
         port.set_queue(vring);
-        match index {
-            RX if !fresh => port.reset_old_clients(),
-            RX | TX if fresh => self.table.drop_connections(id),
-            _ => {}
+        match port.meet_driver() {
+            Some(Driver::New) => self.table.drop_connections(id),
+            Some(Driver::Old) => port.reset_old_clients(),
+            None => {}
         }
         Ok(kick)
     }

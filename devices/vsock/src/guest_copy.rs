@@ -55,7 +55,7 @@ fn copy_to_guest(
     if port.is_starved {
         return 0;
     }
-    let Some(rx) = &mut port.rx else { return 0 };
+    let Some(rx) = port.rx.as_mut().filter(|_| port.knows_driver) else { return 0 };
     let (cid, mut done) = (port.spec.cid, 0);
     while done < len {
         let room = other.conn.send_room().min(len - done);

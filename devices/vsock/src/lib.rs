@@ -42,8 +42,10 @@
 //! descriptor wakes the sidecore. Opening a connection costs a socket, a buffer (allocated, or
 //! reused) and an `epoll_ctl`.
 //!
-//! *A guest that starts anew* is known by its fresh rings: its old connections end then, and on
-//! reset. A paused VM keeps them.
+//! *A guest that starts anew* is known by its fresh rings, both of them, when they run after
+//! neither did: its old connections end then, and on reset. A paused VM keeps them, and so does
+//! one whose VMM gives a running queue another doorbell, for which that queue starts anew. Until
+//! both queues run, neither is served.
 //!
 //! # Limits
 //! All numbers, each with its reason, are in [`limits`]. Beyond those:
@@ -57,9 +59,8 @@
 //!   sees `ECONNRESET` on the next thing it sends; one that only waits sees nothing, but for
 //!   clients of privileged services on the four highest ports, which are told.
 //! - Nor do they survive migration; vsock devices are unplugged around it.
-//! - A paused VM whose ring indices stand exactly where a fresh ring's do is taken for one that
-//!   starts anew, and its connections end: one pause in 65,536 (split) or in twice the ring's size
-//!   (packed).
+//! - A paused VM both of whose rings stand exactly where fresh rings do is taken for one that
+//!   starts anew, and its connections end.
 //! - Each domain with Unix sockets costs one `epoll_wait` per sleep of its sidecore: a host with a
 //!   hundred VMs outside of trust domains, each with an open connection, pays for a hundred.
 //! - A guest cannot connect to its own CID through the device; Linux does that by itself.

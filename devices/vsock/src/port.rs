@@ -5,7 +5,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use base::reject_log::RejectLog;
-use queue::{GuestMemory, RingError, Vring};
+use queue::{GuestMemory, Position, RingError, Vring};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sidecore::VmId;
@@ -45,6 +45,9 @@ pub(crate) struct Port {
     pub rx: Option<RxQueue>,
     pub tx: Option<TxQueue>,
     pub event: Option<Vring>,
+    /// Whether the driver of both queues is the one that the connections are of. Until then neither
+    /// is served.
+    pub knows_driver: bool,
     /// Connections by the guest's keys.
     pub keys: HashMap<ConnectionKey, SlabId>,
     /// Connections with something for the guest.
@@ -67,6 +70,15 @@ pub(crate) struct Port {
     pub rejects: RejectLog,
 }
 
+/// Driver that a port meets when both of its queues run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Driver {
+    /// One that has just started, and knows none of the connections.
+    New,
+    /// One that goes on after a pause, or after a restart of the daemon.
+    Old,
+}
+
 /// Connections that one guest has asked another for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PeerUsage {
@@ -82,6 +94,7 @@ impl Port {
             rx: None,
             tx: None,
             event: None,
+            knows_driver: false,
             ready: ReadyList::default(),
             stray_resets: VecDeque::with_capacity(MAX_STRAY_RESETS),
             open: 0,
@@ -120,11 +133,26 @@ impl Port {
 
     /// Gives the ring of a queue away; nothing of it is in use afterwards.
     pub fn take_queue(&mut self, index: u16) -> Option<Vring> {
-        match index {
+        let vring = match index {
             RX => self.rx.take().map(RxQueue::into_vring),
             TX => self.tx.take().map(|tx| tx.vring),
             _ => self.event.take(),
+        };
+        self.knows_driver &= self.rx.is_some() || self.tx.is_some();
+        vring
+    }
+
+    /// Finds out whose queues these are, once both run after neither did. A new driver's rings are
+    /// both at their very start. One queue alone says nothing: it starts anew with every change of
+    /// its doorbells, before its first packet as well as later.
+    pub fn meet_driver(&mut self) -> Option<Driver> {
+        let (Some(rx), Some(tx)) = (&mut self.rx, &self.tx) else { return None };
+        if std::mem::replace(&mut self.knows_driver, true) {
+            return None;
         }
+        let is_fresh = |vring: &Vring| vring.queue.position() == Position::fresh();
+        let is_new = is_fresh(rx.vring()) && is_fresh(&tx.vring);
+        Some(if is_new { Driver::New } else { Driver::Old })
     }
 
     /// Moves all running queues to a changed memory table.
@@ -147,6 +175,9 @@ impl Port {
     /// Arms the queues. Returns whether there is work. `at_ceiling`: the guest's packets may wait.
     pub fn arm(&mut self, now_ns: u64, at_ceiling: bool) -> bool {
         let mut busy = self.can_accept(now_ns);
+        if !self.knows_driver {
+            return busy;
+        }
         if let Some(tx) = self.tx.as_mut().filter(|_| !at_ceiling) {
             // A queue without a kick wants to be polled.
             busy |=

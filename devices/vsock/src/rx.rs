@@ -49,7 +49,8 @@ impl RxTurn<'_> {
     /// Serves one round towards a port's guest. Returns how many packets and connections were
     /// served.
     pub fn serve(&mut self, port: SlabId, ledger: &mut Ledger) -> usize {
-        let Some(p) = self.table.ports.get_mut(port) else { return 0 };
+        let served = self.table.ports.get_mut(port).filter(|p| p.knows_driver);
+        let Some(p) = served else { return 0 };
         let Some(mut rx) = p.rx.take() else { return 0 };
         p.is_starved = false;
         // Before those who copy straight into the buffers in the next round: they get what is left,

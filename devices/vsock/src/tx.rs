@@ -34,7 +34,8 @@ impl TxTurn<'_> {
     pub fn serve(&mut self, port: SlabId, ledger: &mut Ledger) -> usize {
         // Taken out of the table for the batch, so that its packets can be read while other ports
         // and connections change. A guest never sends to itself through here.
-        let Some(p) = self.table.ports.get_mut(port) else { return 0 };
+        let served = self.table.ports.get_mut(port).filter(|p| p.knows_driver);
+        let Some(p) = served else { return 0 };
         let Some(mut tx) = p.tx.take() else { return 0 };
         let (vm, now_ns) = (p.spec.vm, self.table.timer.now_ns());
         let allowance = ledger.allowance(vm, now_ns);

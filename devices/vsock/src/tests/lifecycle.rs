@@ -254,6 +254,29 @@ fn a_paused_guest_keeps_its_connections_and_a_restarted_one_does_not() {
     assert!(sock.reset);
 }
 
+/// A VMM gives a running queue another doorbell when its guest unmasks the interrupt, just after
+/// the driver's start: the queue is taken and starts again, wherever it is.
+#[test]
+fn a_queue_with_another_doorbell_ends_no_connections() {
+    let mut world = TestDomain::with_guests(1);
+    let listener = world.listen(0, 52);
+    let mut sock = Sock::new(ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 52 });
+    sock.send(&mut world.guests[0], Op::Request, 0, &[]);
+    // The request is taken while the receive queue changes, which is still at its very start.
+    let id = world.ids[0];
+    let rx = world.engine.stop_queue(id, RX).unwrap();
+    world.turn();
+    let (mut program, _) = listener.accept().unwrap();
+    world.engine.start_queue(id, rx).unwrap();
+    world.feed(0, &mut sock);
+    assert!(sock.open && !sock.reset);
+    let tx = world.engine.stop_queue(id, TX).unwrap();
+    world.engine.start_queue(id, tx).unwrap();
+    program.write_all(b"still there").unwrap();
+    world.feed(0, &mut sock);
+    assert_eq!(sock.received, b"still there");
+}
+
 #[test]
 fn abuse_D3_held_receive_buffers_move_to_a_changed_memory_table() {
     let mut world = TestDomain::with_guests(1);

@@ -210,8 +210,10 @@ fn a_client_from_before_a_restart_is_told_at_once_and_one_that_stayed_is_not() {
         if forgets {
             world.engine.table.drop_connections(id);
         }
-        let rx = world.engine.stop_queue(id, RX).unwrap();
-        world.engine.start_queue(id, rx).unwrap();
+        let queues = [RX, TX].map(|index| world.engine.stop_queue(id, index).unwrap());
+        for queue in queues {
+            world.engine.start_queue(id, queue).unwrap();
+        }
         world.settle();
         let told = world.guests[0].inbox.drain(..).filter(|p| p.key() == sock.key).count();
         assert_eq!(told, usize::from(forgets));
