@@ -7,7 +7,7 @@ use crate::process::run;
 use crate::{Cache, LabError};
 
 /// Host programs and the package each comes from.
-pub const PROGRAMS: [(&str, &str); 35] = [
+pub const PROGRAMS: [(&str, &str); 36] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("cpio", "cpio"),
@@ -44,6 +44,8 @@ pub const PROGRAMS: [(&str, &str); 35] = [
     // With the user that its QEMUs run as.
     ("libvirtd", "libvirt-daemon-system"),
     ("xmllint", "libxml2-utils"),
+    // Without the service of the package dnsmasq.
+    ("dnsmasq", "dnsmasq-base"),
 ];
 
 /// Folders in which programs are looked for; `PATH` of a test run often lacks the `sbin` folders.
@@ -139,8 +141,13 @@ pub fn search(expression: &str) -> Result<Vec<String>, LabError> {
         run(&mut apt_get(&["update"]))?;
         found = ask()?;
     }
-    let found = String::from_utf8_lossy(&found);
-    Ok(found.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
+    Ok(names(&found))
+}
+
+/// Names in what `apt-cache search` says.
+pub(crate) fn names(found: &[u8]) -> Vec<String> {
+    let found = String::from_utf8_lossy(found);
+    found.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()
 }
 
 /// The folder of a package's content, unpacked into the cache and not installed.
@@ -169,20 +176,22 @@ pub fn unpack(package: &str, download: &Path, into: &Path) -> Result<String, Lab
         command.current_dir(download);
         command
     })?;
-    let archive = archives(download)?
-        .pop()
-        .ok_or_else(|| LabError::Refused(format!("apt-get download {package} left no file")))?;
-    let version = run(Command::new("dpkg-deb").arg("-f").arg(&archive).arg("Version"))?;
-    unpack_archive(&archive, into)?;
-    Ok(String::from_utf8_lossy(&version).trim().to_owned())
+    unpack_all(download, into)
 }
 
-/// Unpacks and removes all packages' archives of a folder.
+/// Unpacks and removes all packages' archives of a folder, of which there must be one. Returns the
+/// version of one of them.
 ///
 /// # Errors
-/// An archive is broken.
-pub(crate) fn unpack_all(download: &Path, into: &Path) -> Result<(), LabError> {
-    archives(download)?.iter().try_for_each(|archive| unpack_archive(archive, into))
+/// There is none; an archive is broken.
+pub(crate) fn unpack_all(download: &Path, into: &Path) -> Result<String, LabError> {
+    let archives = archives(download)?;
+    let last = archives.last().ok_or_else(|| {
+        LabError::Refused(format!("apt-get download left no file in {}", download.display()))
+    })?;
+    let version = run(Command::new("dpkg-deb").arg("-f").arg(last).arg("Version"))?;
+    archives.iter().try_for_each(|archive| unpack_archive(archive, into))?;
+    Ok(String::from_utf8_lossy(&version).trim().to_owned())
 }
 
 /// Archives of packages in a folder.

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::accel::{self, Answer, PROBE_CPU, PROBE_TIME};
+use crate::boot_files::BootFiles;
 use crate::device::{Arguments, Disk, MAX_ROOT_PORTS, Net, Vsock, quoted};
+use crate::firmware::Firmware;
 use crate::machine::Files;
 use crate::{
     Acceleration, Accelerator, Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError,
@@ -27,6 +29,7 @@ pub struct GuestBuilder {
     pub(crate) host_cpus: Vec<usize>,
     kernel: KernelChoice,
     image: ImageBuilder,
+    boot: Boot,
     cmdline: Vec<String>,
     nets: Vec<Net>,
     disks: Vec<Disk>,
@@ -39,17 +42,13 @@ pub struct GuestBuilder {
     pub(crate) addresses: Vec<(usize, String)>,
 }
 
-/// Kernel and image of a guest.
+/// Program that a guest starts.
 #[derive(Clone, Debug)]
-pub struct BootFiles {
-    /// Path of the kernel.
-    pub kernel: PathBuf,
-    /// Path of its initial file system.
-    pub initrd: PathBuf,
-    /// Command line of the kernel.
-    pub append: String,
-    /// Memory that they need, in MiB.
-    pub memory_mb: u64,
+enum Boot {
+    /// The kernel, loaded by QEMU.
+    Linux,
+    /// A firmware, which looks for something to boot.
+    Firmware(Firmware),
 }
 
 /// Accelerator of all guests of this process, as `MILLRACE_ACCEL` chooses. It is found out on first
@@ -91,6 +90,7 @@ impl GuestBuilder {
             host_cpus: Vec::new(),
             kernel: KernelChoice::default(),
             image: Image::builder(),
+            boot: Boot::Linux,
             cmdline: Vec::new(),
             nets: Vec::new(),
             disks: Vec::new(),
@@ -144,6 +144,14 @@ impl GuestBuilder {
     #[must_use]
     pub fn image(mut self, image: ImageBuilder) -> Self {
         self.image = image;
+        self
+    }
+
+    /// Starts a firmware in place of the kernel. It boots what the devices have, in the order of
+    /// their property `bootindex`: see [`crate::firmware`].
+    #[must_use]
+    pub fn firmware(mut self, firmware: Firmware) -> Self {
+        self.boot = Boot::Firmware(firmware);
         self
     }
 
@@ -258,12 +266,17 @@ impl GuestBuilder {
         let kernel = lab.kernel(self.kernel)?;
         let image = lab.image(&self.image, self.kernel)?;
         let files = Files::new(lab, &self.name);
-        let arguments = self.arguments(&kernel, &image, &files, &qemu);
+        let boot = match &self.boot {
+            Boot::Linux => self.direct_boot(&kernel, &image, qemu.accelerator()),
+            Boot::Firmware(firmware) => firmware.arguments(lab, &self.name)?,
+        };
+        let arguments = self.arguments(boot, &image, &files, &qemu);
         Guest::launch(lab, self, files, qemu, &arguments)
     }
 
-    /// Files with which a VMM that the lab does not start boots the same guest, emulated. Its
-    /// modules are those of the builder's devices and of [`load_module`](Self::load_module).
+    /// Files with which a VMM that the lab does not start, or a boot loader, boots the same guest,
+    /// emulated. Its modules are those of the builder's devices and of
+    /// [`load_module`](Self::load_module).
     ///
     /// # Errors
     /// Kernel or image cannot be had.
@@ -271,6 +284,7 @@ impl GuestBuilder {
         let (kernel, image) = (lab.kernel(self.kernel)?, lab.image(&self.image, self.kernel)?);
         Ok(BootFiles {
             kernel: kernel.image(),
+            compressed_kernel: kernel.compressed_image(),
             initrd: image.path().into(),
             append: self.kernel_cmdline(Accelerator::Tcg),
             memory_mb: self.enough_memory_mb(&image),
@@ -340,9 +354,22 @@ impl GuestBuilder {
         !(only_own && self.qemu_arguments.is_empty())
     }
 
-    fn arguments(&self, kernel: &Kernel, image: &Image, files: &Files, qemu: &Qemu) -> Vec<String> {
-        let mut arguments = Arguments::for_qemu(qemu);
+    /// Arguments that let QEMU load the kernel.
+    fn direct_boot(&self, kernel: &Kernel, image: &Image, accelerator: Accelerator) -> Vec<String> {
         let path = |path: &Path| path.to_string_lossy().into_owned();
+        let words = [("kernel", path(&kernel.image())), ("initrd", path(image.path()))];
+        let words = words.into_iter().chain([("append", self.kernel_cmdline(accelerator))]);
+        words.flat_map(|(option, value)| [format!("-{option}"), value]).collect()
+    }
+
+    fn arguments(
+        &self,
+        boot: Vec<String>,
+        image: &Image,
+        files: &Files,
+        qemu: &Qemu,
+    ) -> Vec<String> {
+        let mut arguments = Arguments::for_qemu(qemu);
         arguments.words.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(String::from));
         let memory = self.enough_memory_mb(image);
         arguments.add("display", "none");
@@ -355,10 +382,8 @@ impl GuestBuilder {
         arguments.add("m", memory);
         let memory_kind = if self.shares_memory() { "memfd,share=on" } else { "ram" };
         arguments.add("object", format!("memory-backend-{memory_kind},id=mem,size={memory}M"));
-        arguments.add("kernel", path(&kernel.image()));
-        arguments.add("initrd", path(image.path()));
-        arguments.add("append", self.kernel_cmdline(accelerator));
-        arguments.add("serial", format!("file:{}", path(&files.console)));
+        arguments.words.extend(boot);
+        arguments.add("serial", format!("file:{}", files.console.to_string_lossy()));
         // Lets a kernel module under test end the VM with a code.
         arguments.add("device", "isa-debug-exit,iobase=0xf4,iosize=4");
         // QEMU is the client of both sockets, so nobody has to look for them.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::modules::ModuleTable;
 use crate::process::run;
+use crate::sources::{OLD_RELEASE, Sources};
 use crate::{Cache, LabError, apt};
 
 /// Kernel that a guest boots.
@@ -21,16 +22,21 @@ pub enum KernelChoice {
     V6_1,
     /// The newer kernel that the same archive carries.
     V6_12,
+    /// The oldest kernel that Debian's mirrors still have: that of Debian 11.
+    V5_10,
 }
 
 impl KernelChoice {
+    /// Kernels of Debian 12, for which Millrace's own kernel modules are built.
+    pub const CURRENT: [Self; 2] = [Self::V6_1, Self::V6_12];
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
+    pub const ALL: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V5_10];
 
     fn series(self) -> &'static str {
         match self {
             Self::V6_1 => "6.1",
             Self::V6_12 => "6.12",
+            Self::V5_10 => "5.10",
         }
     }
 }
@@ -48,7 +54,7 @@ impl FromStr for KernelChoice {
         Self::ALL
             .into_iter()
             .find(|choice| choice.series() == text)
-            .ok_or_else(|| format!("no kernel {text:?}: 6.1 or 6.12"))
+            .ok_or_else(|| format!("no kernel {text:?}: 6.1, 6.12 or 5.10"))
     }
 }
 
@@ -73,7 +79,7 @@ impl Kernel {
     /// # Errors
     /// It is in neither place; the network or the disk fails.
     pub fn get(cache: &Cache, choice: KernelChoice) -> Result<Self, LabError> {
-        let folder = cache.get(&format!("kernel-{choice}"), |part| fetch(choice, part))?;
+        let folder = cache.get(&format!("linux-{choice}"), |part| fetch(choice, part))?;
         let path = folder.join("about.json");
         let what = format!("read {}", path.display());
         let text = fs::read(&path).map_err(LabError::io(&what))?;
@@ -106,6 +112,12 @@ impl Kernel {
         self.folder.join("vmlinux")
     }
 
+    /// The kernel as its package has it, for boot loaders (`bzImage`).
+    #[must_use]
+    pub fn compressed_image(&self) -> PathBuf {
+        self.folder.join("vmlinuz")
+    }
+
     /// The folder that holds `kernel/` and the tables of `depmod`; modules are uncompressed.
     #[must_use]
     pub fn modules_folder(&self) -> PathBuf {
@@ -136,13 +148,31 @@ fn newest(names: &[String], series: &str) -> Option<String> {
         .cloned()
 }
 
+/// Unpacks the newest package of a series; its name and version.
+fn unpack(choice: KernelChoice, into: &Path) -> Result<(String, String), LabError> {
+    const NAMES: &str = "^linux-image-.*cloud-amd64$";
+    let download = into.join("download");
+    let newest = |names: &[String]| {
+        newest(names, choice.series()).ok_or_else(|| LabError::Missing {
+            what: format!("a linux-image-{choice}.*-cloud-amd64 package"),
+            remedy: "the configured package sources do not carry this series".into(),
+        })
+    };
+    if choice == KernelChoice::V5_10 {
+        fs::create_dir_all(&download)
+            .map_err(LabError::io(format!("create {}", download.display())))?;
+        let sources = Sources::open(&download, OLD_RELEASE)?;
+        let package = newest(&sources.search(NAMES)?)?;
+        let version = sources.unpack(&[&package], into)?;
+        return Ok((package, version));
+    }
+    let package = newest(&apt::search(NAMES)?)?;
+    let version = apt::unpack(&package, &download, into)?;
+    Ok((package, version))
+}
+
 fn fetch(choice: KernelChoice, into: &Path) -> Result<(), LabError> {
-    let names = apt::search("^linux-image-.*cloud-amd64$")?;
-    let package = newest(&names, choice.series()).ok_or_else(|| LabError::Missing {
-        what: format!("a linux-image-{choice}.*-cloud-amd64 package"),
-        remedy: "the configured package sources do not carry this series".into(),
-    })?;
-    let version = apt::unpack(&package, &into.join("download"), into)?;
+    let (package, version) = unpack(choice, into)?;
     let release = package.trim_start_matches("linux-image-").to_owned();
     let compressed = into.join(format!("boot/vmlinuz-{release}"));
     let bytes =
@@ -153,6 +183,7 @@ fn fetch(choice: KernelChoice, into: &Path) -> Result<(), LabError> {
         fs::write(&path, bytes).map_err(LabError::io(format!("write {}", path.display())))
     };
     write("vmlinux", &vmlinux)?;
+    write("vmlinuz", &bytes)?;
     let modules = into.join("lib/modules").join(&release);
     // Decompressed once here instead of at every load in a slow guest.
     run(Command::new("find")

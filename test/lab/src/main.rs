@@ -53,7 +53,7 @@ struct Boot {
     /// Network that connects them
     #[arg(long, value_enum, default_value_t = Network::Tap)]
     net: Network,
-    /// Kernel: 6.1 or 6.12
+    /// Kernel: 6.1, 6.12 or 5.10
     #[arg(long, default_value_t = KernelChoice::V6_1)]
     kernel: KernelChoice,
     /// Memory of each guest
@@ -151,7 +151,7 @@ fn setup() -> Result<(), LabError> {
 fn kernel_modules(choice: Option<KernelChoice>, check: bool) -> Result<(), LabError> {
     let cache = Cache::open()?;
     let sources = kmod::sources();
-    for choice in choice.map_or(KernelChoice::ALL.to_vec(), |choice| vec![choice]) {
+    for choice in choice.map_or(KernelChoice::CURRENT.to_vec(), |choice| vec![choice]) {
         let kernel = Kernel::get(&cache, choice)?;
         if check {
             let what = format!("kernel modules for {}, types", kernel.release());

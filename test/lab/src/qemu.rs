@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-use crate::backports::Backports;
 use crate::process::run;
+use crate::sources::{BACKPORTS, Sources};
 use crate::{Accelerator, Cache, LabError, apt};
 
 /// Environment variable that chooses: `10`, `7.2`, or the full path of a QEMU.
@@ -156,7 +156,7 @@ fn fetch(into: &Path) -> Result<(), LabError> {
     let work = into.with_extension("download");
     crate::cache::remove(&work)?;
     fs::create_dir_all(&work).map_err(LabError::io(format!("create {}", work.display())))?;
-    Backports::open(&work)?.unpack(&PACKAGES, into)?;
+    Sources::open(&work, BACKPORTS)?.unpack(&PACKAGES, into)?;
     crate::cache::remove(&work)
 }
 

@@ -1,4 +1,5 @@
-//! Packages of Debian's backports, for a host whose own package sources do not have them.
+//! Package lists of the lab's own: suites that the host's own package sources do not have. Those
+//! stay as they are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,62 +8,74 @@ use std::process::Command;
 use crate::process::run;
 use crate::{LabError, apt};
 
-/// Release whose mirror has the backports too.
+/// Release whose mirror has the other suites, too.
 const RELEASE: &str = "bookworm";
+/// Newer packages for that release.
+pub(crate) const BACKPORTS: &str = "bookworm-backports";
+/// The release before it, with the oldest kernel that the mirror still has.
+pub(crate) const OLD_RELEASE: &str = "bullseye";
 /// Key with which Debian signs its lists.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Package lists of the lab's own in a folder of its own.
-pub(crate) struct Backports {
+/// Package lists in a folder, of the host's release and of one other suite.
+pub(crate) struct Sources {
     folder: PathBuf,
+    suite: &'static str,
 }
 
-impl Backports {
-    /// Fetches the lists of a release and its backports into an empty folder, from the mirror that
-    /// the host's own package sources name.
+impl Sources {
+    /// Fetches the lists into an empty folder, from the mirror that the host's own package sources
+    /// name.
     ///
     /// # Errors
-    /// The host has no source of that release; the network fails.
-    pub fn open(folder: &Path) -> Result<Self, LabError> {
+    /// The host has no source of its release; the network fails.
+    pub fn open(folder: &Path, suite: &'static str) -> Result<Self, LabError> {
         let mirror = mirror()?;
         let write = |name: &str, text: String| {
             let path = folder.join(name);
             fs::write(&path, text).map_err(LabError::io(format!("write {}", path.display())))
         };
         let source = |suite: &str| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
-        write("sources.list", source(RELEASE) + &source(&format!("{RELEASE}-backports")))?;
+        write("sources.list", source(RELEASE) + &source(suite))?;
         for place in ["lists/partial", "cache/archives/partial"] {
             let path = folder.join(place);
             fs::create_dir_all(&path)
                 .map_err(LabError::io(format!("create {}", path.display())))?;
         }
-        let lists = Self { folder: folder.to_owned() };
-        run(lists.apt_get().arg("update"))?;
-        Ok(lists)
+        let sources = Self { folder: folder.to_owned(), suite };
+        run(sources.with_lists(apt::apt_get(&[])).arg("update"))?;
+        Ok(sources)
     }
 
-    /// Unpacks packages into one folder, each in its newest version.
+    /// Names of available packages, as [`apt::search`] finds them.
+    ///
+    /// # Errors
+    /// apt-cache fails.
+    pub fn search(&self, expression: &str) -> Result<Vec<String>, LabError> {
+        let mut command = self.with_lists(Command::new("apt-cache"));
+        Ok(apt::names(&run(command.args(["search", "--names-only", expression]))?))
+    }
+
+    /// Unpacks packages into one folder, each in its version of the suite. Returns the version of
+    /// one of them.
     ///
     /// # Errors
     /// The sources do not have one, the network fails, or an archive is broken.
-    pub fn unpack(&self, packages: &[&str], into: &Path) -> Result<(), LabError> {
+    pub fn unpack(&self, packages: &[&str], into: &Path) -> Result<String, LabError> {
         let downloads = self.folder.join("downloads");
         fs::create_dir_all(&downloads)
             .map_err(LabError::io(format!("create {}", downloads.display())))?;
-        let suite = format!("{RELEASE}-backports");
         run(self
-            .apt_get()
-            .args(["-t", &suite, "download"])
+            .with_lists(apt::apt_get(&["-t", self.suite, "download"]))
             .args(packages)
             .current_dir(&downloads))?;
         fs::create_dir_all(into).map_err(LabError::io(format!("create {}", into.display())))?;
         apt::unpack_all(&downloads, into)
     }
 
-    /// A command of apt that sees these lists alone.
-    fn apt_get(&self) -> Command {
+    /// Lets a command of apt see these lists alone.
+    fn with_lists(&self, mut command: Command) -> Command {
         let place = |name: &str, path: &str| format!("{name}={}", self.folder.join(path).display());
-        let mut command = apt::apt_get(&[]);
         for option in [
             place("Dir::Etc::sourcelist", "sources.list"),
             "Dir::Etc::sourceparts=/dev/null".to_owned(),
@@ -83,7 +96,7 @@ fn mirror() -> Result<String, LabError> {
     let lines = run(&mut command)?;
     find_mirror(&String::from_utf8_lossy(&lines)).ok_or_else(|| LabError::Missing {
         what: format!("a package source of Debian's {RELEASE}"),
-        remedy: "name another QEMU: MILLRACE_QEMU=7.2 (Debian's own) or /PATH".into(),
+        remedy: "for QEMU, name another: MILLRACE_QEMU=7.2 (Debian's own) or /PATH".into(),
     })
 }
 
