@@ -122,13 +122,15 @@ lint: prepare
 	@# WebAssembly modules are a workspace of their own, too: another compiler makes them.
 	cd wasm && $(CARGO) fmt --all --check && \
 	    CARGO_TARGET_DIR=../target/modules/native $(CARGO) clippy --locked --all-targets -- -D warnings
+	@# The guest without an operating system: the lab builds it, for a target of its own.
+	cd test/lab/foreign && $(CARGO) fmt --all --check
 	@# Fuzz targets have been looked at as test/fuzz/short and the module sql build them. As those of libFuzzer they are a
 	@# workspace of their own, of which nothing is built here.
 	cd test/fuzz && $(CARGO) tree --locked --depth 0 >/dev/null
 	@# Other people's crates: licences, sources, versions.
 	@$(CARGO) deny --version >/dev/null 2>&1 || \
 	    $(CARGO) install --quiet --locked --debug cargo-deny --version $(DENY_VERSION)
-	@for workspace in . wasm test/fuzz; do \
+	@for workspace in . wasm test/fuzz test/lab/foreign; do \
 	    $(CARGO) deny --locked --manifest-path $$workspace/Cargo.toml --config $(CURDIR)/deny.toml \
 	        check --hide-inclusion-graph -A unmatched-skip bans licenses sources || exit 1; done
 

@@ -7,7 +7,7 @@ use crate::process::run;
 use crate::{Cache, LabError};
 
 /// Host programs and the package each comes from.
-pub const PROGRAMS: [(&str, &str); 36] = [
+pub const PROGRAMS: [(&str, &str); 39] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("cpio", "cpio"),
@@ -44,6 +44,10 @@ pub const PROGRAMS: [(&str, &str); 36] = [
     // With the user that its QEMUs run as.
     ("libvirtd", "libvirt-daemon-system"),
     ("xmllint", "libxml2-utils"),
+    // Debian's compiler for browsers, which comes with its standard library's sources.
+    ("/usr/bin/cargo", "cargo-web"),
+    ("/usr/bin/rustc", "rustc-web"),
+    ("ld.lld-19", "lld-19"),
     // Without the service of the package dnsmasq.
     ("dnsmasq", "dnsmasq-base"),
 ];

@@ -49,6 +49,8 @@ enum Boot {
     Linux,
     /// A firmware, which looks for something to boot.
     Firmware(Firmware),
+    /// A program of the host's file system.
+    Program(PathBuf),
 }
 
 /// Accelerator of all guests of this process, as `MILLRACE_ACCEL` chooses. It is found out on first
@@ -152,6 +154,14 @@ impl GuestBuilder {
     #[must_use]
     pub fn firmware(mut self, firmware: Firmware) -> Self {
         self.boot = Boot::Firmware(firmware);
+        self
+    }
+
+    /// Starts a program in place of Linux: one without an operating system, and without the agent.
+    /// Use [`Guest::console_tail`] to see what it says.
+    #[must_use]
+    pub fn program(mut self, path: impl Into<PathBuf>) -> Self {
+        self.boot = Boot::Program(path.into());
         self
     }
 
@@ -269,6 +279,7 @@ impl GuestBuilder {
         let boot = match &self.boot {
             Boot::Linux => self.direct_boot(&kernel, &image, qemu.accelerator()),
             Boot::Firmware(firmware) => firmware.arguments(lab, &self.name)?,
+            Boot::Program(path) => vec!["-kernel".into(), path.to_string_lossy().into_owned()],
         };
         let arguments = self.arguments(boot, &image, &files, &qemu);
         Guest::launch(lab, self, files, qemu, &arguments)

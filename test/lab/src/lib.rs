@@ -119,6 +119,6 @@ pub use kernel::{Kernel, KernelChoice};
 pub use lab::Lab;
 pub use machine::DEFAULT_TIMEOUT;
 pub use netlab::NetLab;
-pub use program::AGENT_SERVICE;
+pub use program::{AGENT_SERVICE, foreign};
 pub use qemu::{Qemu, QemuChoice};
 pub use vhost::{vhost_net, vhost_threads};

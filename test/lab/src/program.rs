@@ -111,6 +111,42 @@ pub(crate) fn guest_pieces(cache: &Cache) -> Result<Vec<(String, PathBuf)>, LabE
     Ok(PIECES.iter().map(|(name, place)| ((*place).to_owned(), folder.join(name))).collect())
 }
 
+/// Debian's compiler, whose standard library's sources `scripts/prepare` installs.
+const DEBIAN_CARGO: &str = "/usr/bin/cargo";
+const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+
+/// The guest without an operating system (`test/lab/foreign`), built once for each state of its
+/// sources. Its standard library is built with it, as that of WebAssembly modules is
+/// (`scripts/modules`), for a target that nobody has installed.
+///
+/// # Errors
+/// Debian's compiler or the sources are not there; they do not compile.
+pub fn foreign(cache: &Cache) -> Result<PathBuf, LabError> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("foreign");
+    let name = format!("foreign-{:016x}", hash_of(&[&sources])?);
+    let linker = apt::need("ld.lld-19")?;
+    let script = sources.join("link.ld");
+    let flags = format!("-C relocation-model=static -C link-arg=-T{}", script.display());
+    cache.get(&name, |part| {
+        let target = cache.root().join("foreign-target");
+        run(Command::new(apt::need(DEBIAN_CARGO)?)
+            .args(["build", "--quiet", "--release", "--locked", "-Zbuild-std=core,alloc"])
+            .args(["--target", "x86_64-unknown-none"])
+            .arg("--manifest-path")
+            .arg(sources.join("Cargo.toml"))
+            .arg("--target-dir")
+            .arg(&target)
+            .env("RUSTC", DEBIAN_RUSTC)
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("CARGO_TARGET_X86_64_UNKNOWN_NONE_LINKER", linker)
+            .env("RUSTFLAGS", flags)
+            .env_remove("RUSTUP_TOOLCHAIN")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS"))?;
+        copy(&target.join("x86_64-unknown-none/release/foreign"), part)?;
+        crate::cache::remove(&target)
+    })
+}
+
 /// Hash of the names and content of all files below some folders.
 pub(crate) fn hash_of(folders: &[&Path]) -> Result<u64, LabError> {
     let mut hash = Xxh3::new();
