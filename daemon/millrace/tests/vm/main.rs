@@ -17,6 +17,8 @@ mod churn;
 mod common;
 mod disk;
 mod fallback;
+mod firmware;
+mod foreign;
 mod ftp;
 mod guard;
 mod guests;
