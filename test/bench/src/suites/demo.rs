@@ -154,12 +154,14 @@ impl Bed {
             ),
             "Millrace: one daemon with its defaults for this machine; vhost-user network on one \
              switch (split rings, mergeable buffers), vhost-user disk (raw, O_DIRECT, rings \
-             and requests of the sizes that QEMU's own disk has), vsock."
+             and requests of the sizes that QEMU's own disk has), vsock; the VMs' memory is a \
+             memfd, which they share."
                 .into(),
             "Peer: QEMU’s virtio-net on TAP (vnet_hdr, checksum and segmentation offloads) in a \
              Linux bridge of a private network namespace, without vhost; QEMU’s virtio-blk \
              on a file of the same content in the same folder (cache=none, aio=io_uring, a thread \
-             of its own)."
+             of its own); the VMs' memory is their own, which QEMU asks the host to put into huge \
+             pages."
                 .into(),
         ];
         text.push(vhost_text(VHOST, &self.vhost));
