@@ -58,27 +58,7 @@ impl Bucket {
 
     /// Takes `wanted` tokens, or as many as there are.
     pub fn take(&self, wanted: u64, now_ns: u64) -> u64 {
-        let per_s = self.per_s.load(Ordering::Relaxed);
-        let mut empty_at_ns = self.empty_at_ns.load(Ordering::Relaxed);
-        loop {
-            let since_ns = self.since_ns(empty_at_ns, now_ns);
-            let here = Self::in_ns(now_ns.saturating_sub(since_ns), per_s);
-            let taken = wanted.min(here);
-            if taken == 0 {
-                return 0;
-            }
-            // Rounded up, it may be a nanosecond in the future.
-            let next_ns = since_ns.saturating_add(Self::time_ns(taken, per_s));
-            match self.empty_at_ns.compare_exchange_weak(
-                empty_at_ns,
-                next_ns,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return taken,
-                Err(other_ns) => empty_at_ns = other_ns,
-            }
-        }
+        self.draw(0, wanted, now_ns)
     }
 
     /// Takes tokens if there are any: up to `most` of those that are there, and at least `least`
@@ -90,10 +70,11 @@ impl Bucket {
         loop {
             let since_ns = self.since_ns(empty_at_ns, now_ns);
             let here = Self::in_ns(now_ns.saturating_sub(since_ns), per_s);
-            if here == 0 {
+            if here == 0 || most == 0 {
                 return 0;
             }
             let taken = most.min(here.max(least));
+            // Rounded up, it may be a nanosecond in the future.
             let next_ns = since_ns.saturating_add(Self::time_ns(taken, per_s));
             match self.empty_at_ns.compare_exchange_weak(
                 empty_at_ns,
