@@ -7,8 +7,8 @@
 //!
 //! `MADV_COLLAPSE` (Linux 6.1) moves the pages of a block of 2 MiB into a huge page, for everybody
 //! who maps them, whatever the host's settings are. A thread looks for blocks of which at least
-//! half is there, and has this done. It never does it twice for a block: what a balloon
-//! takes out later stays out. Files that have not grown are not looked at.
+//! half is there, and has this done. It never does it twice for a block: what a balloon takes out
+//! later stays out. Files that have not grown are not looked at.
 //!
 //! Moving a block takes one millisecond, or seven where a guest is at work in it: each page is
 //! taken from each CPU that has it. A guest that touches the block meanwhile waits so long.
@@ -25,9 +25,12 @@
 //!   the file's offset is. QEMU sees to that for files (`align=2M`), not for memfds.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+
+use base::cpu::thread_time;
 
 use crate::mapping::Mapping;
 
@@ -78,7 +81,7 @@ pub fn start() -> io::Result<()> {
 /// Has a mapping looked after, if there is a thread.
 pub(crate) fn watch(mapping: &Arc<Mapping>) {
     if let Some(mappings) = MAPPINGS.get() {
-        // The thread has ended: the kernel cannot do it.
+        // It fails only if the thread has panicked: memory stays as it is then.
         let _ = mappings.send(Arc::downgrade(mapping));
     }
 }
@@ -88,9 +91,9 @@ fn run(mappings: &Receiver<Weak<Mapping>>) {
     let mut pause = MIN_PAUSE;
     let mut tried = Instant::now();
     loop {
-        let begin = cpu_time();
+        let begin = thread_time();
         let wait = match all.step() {
-            Step::Done => cpu_time().saturating_sub(begin) * (DUTY - 1),
+            Step::Done => thread_time().saturating_sub(begin) * (DUTY - 1),
             Step::PassEnded { moved } => {
                 pause = if moved { MIN_PAUSE } else { (pause * 2).min(MAX_PAUSE) };
                 pause
@@ -112,12 +115,6 @@ fn run(mappings: &Receiver<Weak<Mapping>>) {
             tried = Instant::now();
         }
     }
-}
-
-/// CPU time of this thread.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Outcome of a step.
@@ -224,18 +221,21 @@ impl Blocks {
         let (mut moved, mut at) = (false, first);
         for run in dense.chunk_by(|a, b| a == b) {
             if run[0] {
-                moved |= self.collapse(&mapping, at, run.len());
+                match self.collapse(&mapping, at, run.len()) {
+                    ControlFlow::Continue(some) => moved |= some,
+                    ControlFlow::Break(some) => return Some(moved || some),
+                }
             }
             at += run.len();
         }
         Some(moved)
     }
 
-    /// Has blocks moved; says whether any was.
-    fn collapse(&mut self, mapping: &Mapping, first: usize, len: usize) -> bool {
+    /// Has blocks moved; says whether any was. `Break`: no more can be in this pass.
+    fn collapse(&mut self, mapping: &Mapping, first: usize, len: usize) -> ControlFlow<bool, bool> {
         if mapping.collapse(first, len).is_ok() {
             self.settled[first..first + len].fill(true);
-            return true;
+            return ControlFlow::Continue(true);
         }
         // One that cannot be moved is the error of all: ask for each.
         let mut moved = false;
@@ -252,16 +252,16 @@ impl Blocks {
                     Some(libc::ENOMEM) => {
                         self.failed = true;
                         self.next = self.settled.len();
-                        return moved;
+                        return ControlFlow::Break(moved);
                     }
                     _ => {
                         self.give_up(&error);
-                        return moved;
+                        return ControlFlow::Break(moved);
                     }
                 },
             }
         }
-        moved
+        ControlFlow::Continue(moved)
     }
 
     /// Looks at the mapping no more: the kernel is too old, or its file has no such pages.
