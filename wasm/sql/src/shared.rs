@@ -47,7 +47,7 @@ pub struct Shared {
     pub statement_ms: u64,
     /// Time when this call began.
     pub began_ms: u64,
-    /// Commits are not known to be durable yet: replies wait for a sync.
+    /// Commits, of this life or an earlier one, may not be durable yet: replies wait for a sync.
     pub is_dirty: bool,
     /// A transaction that wrote has ended: who waits for it goes on.
     pub is_freed: bool,
@@ -63,7 +63,8 @@ impl Shared {
             databases: BTreeMap::new(),
             statement_ms,
             began_ms: 0,
-            is_dirty: false,
+            // So may be the names of files that an earlier life made.
+            is_dirty: true,
             is_freed: false,
             next_id: 1,
         }
@@ -106,6 +107,9 @@ impl Shared {
         let file = format!("{name}{SUFFIX}");
         let db =
             Db::open(&self.disk, &file, name, create).map_err(|failure| self.error(&failure))?;
+        // What an earlier life wrote and told nobody is seen from here on, so a sync comes before
+        // the first answer: what was seen stays.
+        self.is_dirty |= !self.databases.contains_key(name);
         self.databases.entry(name.to_string()).or_default().used += 1;
         Ok(db)
     }
