@@ -7,6 +7,7 @@ use crate::boot_files::BootFiles;
 use crate::device::{Arguments, Disk, MAX_ROOT_PORTS, Net, Vsock, quoted};
 use crate::firmware::Firmware;
 use crate::machine::Files;
+use crate::memory::Memory;
 use crate::{
     Acceleration, Accelerator, Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError,
     Qemu,
@@ -25,6 +26,7 @@ pub struct GuestBuilder {
     pub(crate) name: String,
     memory_mb: u32,
     power_of_two: bool,
+    aligned_memory: bool,
     vcpus: u32,
     pub(crate) host_cpus: Vec<usize>,
     kernel: KernelChoice,
@@ -88,6 +90,7 @@ impl GuestBuilder {
             name: name.into(),
             memory_mb: DEFAULT_MEMORY_MB,
             power_of_two: false,
+            aligned_memory: false,
             vcpus: 1,
             host_cpus: Vec::new(),
             kernel: KernelChoice::default(),
@@ -118,6 +121,14 @@ impl GuestBuilder {
     #[must_use]
     pub fn memory_power_of_two(mut self) -> Self {
         self.power_of_two = true;
+        self
+    }
+
+    /// Puts memory that is shared where the host's CPU can have a huge page as one: in a file of
+    /// `/dev/shm`, as docs/operate/sidecores.md advises, as long as there is room.
+    #[must_use]
+    pub fn aligned_memory(mut self) -> Self {
+        self.aligned_memory = true;
         self
     }
 
@@ -365,6 +376,14 @@ impl GuestBuilder {
         !(only_own && self.qemu_arguments.is_empty())
     }
 
+    fn memory(&self) -> Memory {
+        match self.shares_memory() {
+            false => Memory::Private,
+            true if self.aligned_memory => Memory::Aligned,
+            true => Memory::Memfd,
+        }
+    }
+
     /// Arguments that let QEMU load the kernel.
     fn direct_boot(&self, kernel: &Kernel, image: &Image, accelerator: Accelerator) -> Vec<String> {
         let path = |path: &Path| path.to_string_lossy().into_owned();
@@ -391,8 +410,7 @@ impl GuestBuilder {
         arguments.add("cpu", cpu);
         arguments.add("smp", self.smp(accelerator));
         arguments.add("m", memory);
-        let memory_kind = if self.shares_memory() { "memfd,share=on" } else { "ram" };
-        arguments.add("object", format!("memory-backend-{memory_kind},id=mem,size={memory}M"));
+        arguments.add("object", self.memory().object(memory));
         arguments.words.extend(boot);
         arguments.add("serial", format!("file:{}", files.console.to_string_lossy()));
         // Lets a kernel module under test end the VM with a code.

@@ -95,6 +95,7 @@ mod image;
 mod kernel;
 mod lab;
 mod machine;
+mod memory;
 mod netlab;
 mod program;
 mod qemu;

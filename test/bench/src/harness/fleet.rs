@@ -127,6 +127,7 @@ impl Fleet {
             .kernel(base.ground.kernel)
             .image(ImageBuilder::default())
             .net(net)
+            .aligned_memory()
             .address(format!("{}/24", address(i)));
         match (image, &self.daemon) {
             (None, _) => guest,

@@ -155,7 +155,7 @@ impl Bed {
             "Millrace: one daemon with its defaults for this machine; vhost-user network on one \
              switch (split rings, mergeable buffers), vhost-user disk (raw, O_DIRECT, rings \
              and requests of the sizes that QEMU's own disk has), vsock; the VMs' memory is a \
-             memfd, which they share."
+             file in /dev/shm, aligned to 2 MiB, which they share with the daemon."
                 .into(),
             "Peer: QEMU’s virtio-net on TAP (vnet_hdr, checksum and segmentation offloads) in a \
              Linux bridge of a private network namespace, without vhost; QEMU’s virtio-blk \

@@ -139,7 +139,7 @@ pub fn millrace(base: &Base, daemon: &Daemon) -> Result<Pair, BenchError> {
         let mut disk = Disk::vhost_user(daemon.socket(name, "disk0"));
         disk.properties.push(format!("queue-size={QUEUE_SIZE}"));
         let vsock = Vsock::vhost_user(daemon.socket(name, "vsock"));
-        base.start(base.guest(name, address, net).disk(disk).vsock(vsock))
+        base.start(base.guest(name, address, net).disk(disk).vsock(vsock).aligned_memory())
     };
     Ok(Pair { client: boot(OURS[0], CLIENT)?, server: boot(OURS[1], SERVER)? })
 }
