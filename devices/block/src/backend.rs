@@ -32,6 +32,11 @@ impl Demands {
         self.max_range_bytes != u64::MAX
     }
 
+    /// Whether a device reads and writes guest memory itself.
+    pub fn is_direct(&self) -> bool {
+        self.mem_align.max(self.offset_align) > 1
+    }
+
     /// No demands at all.
     pub const NONE: Self = Self {
         mem_align: 1,

@@ -22,7 +22,9 @@ use sidecore::{Arm, Ledger, Spent, Watcher, Worker, least_charge_bytes};
 use crate::error::BlockError;
 use crate::gate::GatePass;
 use crate::in_flight::InFlight;
-use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
+use crate::limits::{
+    BATCH_CHAINS, DIRECT_SHARE, MAX_IN_FLIGHT, MIN_CHARGE_BYTES, POLL_BUDGET_BYTES,
+};
 use crate::metrics::BlockStats;
 use crate::placeholder::{Answers, PlaceholderConfig};
 use crate::port_state::PortState;
@@ -60,6 +62,8 @@ pub(crate) struct QueueEngine {
     batch: Batch,
     /// Most requests taken at once.
     batch_max: usize,
+    /// Bytes of requests that are taken for one of a poll's budget.
+    take_share: u64,
     /// Whether the next request waits for a segment list that has room for it.
     is_waiting_for_list: bool,
     /// Whether new requests go before those that wait for their next step, the next time.
@@ -107,7 +111,9 @@ impl QueueEngine {
         disk: Box<dyn Disk>,
     ) -> Result<Self, BlockError> {
         let depth = Self::depth(&vring);
-        let bounce = port.has_stages || port.demands.mem_align.max(port.demands.offset_align) > 1;
+        let bounce = port.has_stages || port.demands.is_direct();
+        let is_copied = port.has_stages || !port.demands.is_direct();
+        let take_share = if is_copied { 1 } else { DIRECT_SHARE };
         let pass = GatePass::new(port.gate.clone(), port.vm);
         let credit = QueueCredit::new(port.vm, pass);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
@@ -118,6 +124,7 @@ impl QueueEngine {
             credit,
             batch: Batch::new(BATCH_CHAINS, BATCH_CHAINS * 8),
             batch_max,
+            take_share,
             is_waiting_for_list: false,
             takes_new_first: false,
             drain_notice: None,
@@ -296,7 +303,7 @@ impl QueueEngine {
             }
             return 0;
         }
-        credit.limit_bytes(budget);
+        credit.limit_bytes(budget * self.take_share);
         let limits = self.credit.batch(&credit, free);
         let bytes = credit.bytes();
         let popped = self.requests.vring.pop(&mut self.batch, limits.most);

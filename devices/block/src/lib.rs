@@ -129,6 +129,7 @@ mod engine;
 pub mod error;
 mod error_log;
 mod gate;
+mod hand_over;
 mod image_file;
 mod immediate;
 mod in_flight;

@@ -43,6 +43,10 @@ pub const SHORT_STEP_LEN_BYTES: u32 = 128 << 10;
 /// below it is still started.
 pub const POLL_BUDGET_BYTES: u64 = 1 << 20;
 
+/// Bytes of direct I/O that count as one of a poll's budget: their pages are pinned and not copied.
+/// So a poll hands over up to 4 MiB, which devices take as one request where its parts adjoin.
+pub const DIRECT_SHARE: u64 = 4;
+
 /// Least charge of a request: taking one through its steps costs about as much as copying 4 KiB.
 pub const MIN_CHARGE_BYTES: u64 = 4096;
 

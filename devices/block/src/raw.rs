@@ -1,12 +1,10 @@
 //! A file or block device that holds the disk byte by byte, through io_uring.
 //!
 //! Guest memory goes into the kernel directly: no copy of ours. Each queue has its own ring. A
-//! batch is handed over in parts that grow, so that the device begins with the first requests while
-//! the last ones are still on their way to it: at most one `io_uring_enter` more each time that
-//! what it has in hand grows by a half. Completions are read from the shared ring; with cooperative
-//! task running the kernel does not interrupt the polling sidecore, it sets a flag that the next
-//! [`Disk::flush_submissions`] answers with an enter. The ring rings an eventfd only while its
-//! owner sleeps.
+//! batch is handed over in parts, see [`hand_over`](crate::hand_over). Completions are read from
+//! the shared ring; with cooperative task running the kernel does not interrupt the polling
+//! sidecore, it sets a flag that the next [`Disk::flush_submissions`] answers with an enter. The
+//! ring rings an eventfd only while its owner sleeps.
 
 use std::fs::File;
 use std::io;
@@ -25,6 +23,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
 use crate::gate::Gate;
+use crate::hand_over::HandOver;
 use crate::image_file::{self, ImageFile, OpenMode};
 use crate::limits::{MAX_BLOCK_LEN_BYTES, MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
 use crate::registered_memory::RegisteredBuffers;
@@ -40,9 +39,8 @@ const CLAIM_FILE: u32 = 1;
 /// a killed daemon, when the ring's last request is done.
 const LOCK_FILE: usize = 2;
 
-/// Operations that are handed over before the rest of their batch, to a device that has nothing to
-/// do. One that has is given half as many as it has: as busy as it can be, and in few calls.
-const MIN_START_OPS: u32 = 2;
+/// Token of an operation that does nothing; those of requests have 32 bits.
+const NOTHING: u64 = u64::MAX;
 
 /// Block size of a disk, as the config gives it.
 #[derive(Debug, Clone, Copy)]
@@ -285,6 +283,7 @@ pub(crate) struct RawDisk {
     /// Operations taken and not reaped, at most `depth`: the completion ring cannot overflow.
     in_flight: u32,
     depth: u32,
+    hand_over: HandOver,
     buffers: RegisteredBuffers,
 }
 
@@ -302,7 +301,9 @@ impl RawDisk {
         let ring = build_ring(depth)?;
         let mut files = [-1; LOCK_FILE + 1];
         files[LOCK_FILE] = file.get().as_raw_fd();
-        files[IO_FILE.0 as usize] = io_file.file.as_ref().unwrap_or(file.get()).as_raw_fd();
+        let own = io_file.file.as_ref().unwrap_or(file.get());
+        files[IO_FILE.0 as usize] = own.as_raw_fd();
+        let is_direct = rustix::fs::fcntl_getfl(own)?.contains(OFlags::DIRECT);
         ring.submitter().register_files(&files)?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(Self {
@@ -313,6 +314,7 @@ impl RawDisk {
             len_bytes,
             in_flight: 0,
             depth,
+            hand_over: HandOver::new(is_direct),
             buffers: RegisteredBuffers::default(),
         })
     }
@@ -400,16 +402,16 @@ impl Disk for RawDisk {
         // SAFETY: the caller vouches for the buffer list.
         let entry = unsafe { single(op, &self.buffers) }.unwrap_or_else(|| entry(op));
         let entry = entry.user_data(u64::from(token));
+        let waiting = self.ring.submission().len() as u32;
+        if self.hand_over.goes_first(&op, waiting, self.in_flight.saturating_sub(waiting)) {
+            // An error comes again, and is told, at the end of the batch.
+            let _ = self.flush_submissions();
+        }
         // SAFETY: list and buffers stay valid until the completion is reaped, says the caller; the
         // file is registered with this ring and kept open by it.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
         self.in_flight += 1;
-        let waiting = self.ring.submission().len() as u32;
-        if waiting >= MIN_START_OPS.max((self.in_flight - waiting) / 2) {
-            // An error comes again, and is told, at the end of the batch.
-            let _ = self.flush_submissions();
-        }
         Ok(())
     }
 
@@ -419,6 +421,13 @@ impl Disk for RawDisk {
         drop(queue);
         if !needed {
             return Ok(());
+        }
+        let waiting = self.ring.submission().len() as u32;
+        if self.hand_over.go(waiting) {
+            let nothing = opcode::Nop::new().build().user_data(NOTHING);
+            // Without room for it, the kernel joins nothing.
+            // SAFETY: it has no buffers.
+            let _ = unsafe { self.ring.submission().push(&nothing) };
         }
         match self.ring.submit() {
             Ok(_) => Ok(()),
@@ -433,6 +442,9 @@ impl Disk for RawDisk {
         let mut queue = self.ring.completion();
         while room > 0 {
             let Some(cqe) = queue.next() else { break };
+            if cqe.user_data() == NOTHING {
+                continue;
+            }
             room -= 1;
             let result = u32::try_from(cqe.result()).map_err(|_| -cqe.result());
             done.push(DiskDone { token: cqe.user_data() as u32, result });
@@ -487,31 +499,68 @@ fn is_passing(e: &io::Error) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_batch_is_handed_over_in_growing_parts() {
-        // On a file system that has io_uring at work.
+    /// Ring of a new file with these bytes, on a file system that has io_uring at work.
+    fn disk(bytes: &[u8], direct: bool) -> RawDisk {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
-        let mode = OpenMode { read_only: false, direct: false };
-        let image = image_file::open_image(file.path(), mode).unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        let image =
+            image_file::open_image(file.path(), OpenMode { read_only: false, direct }).unwrap();
         let io_file = RingFile::take(&Arc::default(), &image);
         let event = Arc::new(Event::new().unwrap());
-        let mut disk = RawDisk::new(Arc::new(image), io_file, Arc::default(), 32, event).unwrap();
-        let mut handed_over = Vec::new();
+        RawDisk::new(Arc::new(image), io_file, Arc::default(), 32, event).unwrap()
+    }
+
+    /// Waits for so many operations.
+    fn reap(disk: &mut RawDisk, count: usize) -> Vec<DiskDone> {
+        let mut done = Vec::with_capacity(32);
+        let begin = std::time::Instant::now();
+        while done.len() < count {
+            disk.flush_submissions().unwrap();
+            disk.reap(&mut done);
+            assert!(begin.elapsed().as_secs() < 10, "{} of {count}", done.len());
+        }
+        done
+    }
+
+    #[test]
+    fn a_batch_is_handed_over_in_growing_parts() {
+        let mut disk = disk(&[], false);
+        let mut began = Vec::new();
         for n in 0..32 {
             // SAFETY: a flush has no buffers.
             unsafe { disk.submit(n, DiskOp::Flush) }.unwrap();
-            if disk.ring.submission().is_empty() {
-                handed_over.push(n + 1);
+            if disk.ring.submission().len() == 1 {
+                began.push(n);
             }
         }
-        assert_eq!(handed_over, [2, 4, 6, 9, 13, 19, 28]);
-        let mut done = Vec::with_capacity(32);
-        let begin = std::time::Instant::now();
-        while done.len() < 32 {
-            disk.flush_submissions().unwrap();
-            disk.reap(&mut done);
-            assert!(begin.elapsed().as_secs() < 10, "{} of 32", done.len());
-        }
+        assert_eq!(began, [0, 2, 4, 6, 9, 13, 19, 28]);
+        let done = reap(&mut disk, 32);
         assert!(done.iter().all(|d| d.result == Ok(0)), "{done:?}");
+    }
+
+    #[test]
+    fn what_joins_two_reads_is_no_operation_of_anybody() {
+        #[repr(align(4096))]
+        struct Page([u8; 4096]);
+        let bytes = [[1; 4096], [2; 4096]].concat();
+        let mut disk = disk(&bytes, true);
+        let mut pages = [Page([0; 4096]), Page([0; 4096])];
+        for (n, page) in pages.iter_mut().enumerate() {
+            let buf = IoSlice { iov_base: page.0.as_mut_ptr().cast(), iov_len: 4096 };
+            let (offset, len_bytes) = (4096 * n as u64, 4096);
+            let op = DiskOp::Read { offset, bufs: &raw const buf, count: 1, len_bytes };
+            // SAFETY: the page stays until the end of the test; a list of one is not kept.
+            unsafe { disk.submit(n as u32, op) }.unwrap();
+        }
+        disk.flush_submissions().unwrap();
+        assert!(disk.ring.submission().is_empty());
+        let mut done = reap(&mut disk, 2);
+        done.sort_unstable_by_key(|d| d.token);
+        assert_eq!(
+            done.iter().map(|d| (d.token, d.result)).collect::<Vec<_>>(),
+            [(0, Ok(4096)), (1, Ok(4096))]
+        );
+        assert_eq!((pages[0].0[0], pages[1].0[4095], disk.in_flight), (1, 2, 0));
+        assert!(disk.ring.completion().is_empty());
     }
 }
