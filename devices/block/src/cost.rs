@@ -9,7 +9,8 @@
 
 use crate::backend::Demands;
 use crate::limits::{
-    BOUNCE_LEN_BYTES, DISCARD_SHARE, DISCARD_STEP_LEN_BYTES, MIN_CHARGE_BYTES, ZERO_STEP_LEN_BYTES,
+    BOUNCE_LEN_BYTES, DIRECT_SHARE, DISCARD_SHARE, DISCARD_STEP_LEN_BYTES, MIN_CHARGE_BYTES,
+    ZERO_STEP_LEN_BYTES,
 };
 use crate::slab::{Job, JobKind};
 
@@ -37,6 +38,7 @@ pub(crate) fn max_step_len_bytes(job: &Job, demands: &Demands, step_len_bytes: u
         (JobKind::Discard, _) => range.min(DISCARD_STEP_LEN_BYTES),
         (JobKind::WriteZeroes, _) if job.is_native() => range.min(ZERO_STEP_LEN_BYTES),
         (_, true) => step.min(BOUNCE_LEN_BYTES.into()),
+        (JobKind::Read | JobKind::Write, false) if demands.is_direct() => step * DIRECT_SHARE,
         _ => step,
     }
 }

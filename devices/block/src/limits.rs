@@ -43,8 +43,9 @@ pub const SHORT_STEP_LEN_BYTES: u32 = 128 << 10;
 /// below it is still started.
 pub const POLL_BUDGET_BYTES: u64 = 1 << 20;
 
-/// Bytes of direct I/O that count as one of a poll's budget: their pages are pinned and not copied.
-/// So a poll hands over up to 4 MiB, which devices take as one request where its parts adjoin.
+/// Bytes of direct I/O that count as one of a poll's budget and of a step: their pages are pinned
+/// and not copied. So a poll hands over up to 4 MiB, which devices take as one request where its
+/// parts adjoin, and the requests of Linux drivers (up to 1,280 KiB) go in one step.
 pub const DIRECT_SHARE: u64 = 4;
 
 /// Least charge of a request: taking one through its steps costs about as much as copying 4 KiB.

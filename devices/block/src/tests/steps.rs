@@ -92,6 +92,39 @@ fn a_large_request_leaves_turns_to_others() {
     }
 }
 
+/// A device that takes the data from guest memory itself gets a request of 1,280 KiB, a Linux
+/// driver's largest, in one operation, and three such requests in one poll.
+#[test]
+fn large_direct_requests_go_in_one_step_unless_they_are_copied() {
+    const LARGE: usize = 1280 << 10;
+    let demands = Demands { mem_align: 512, offset_align: 512, ..Demands::NONE };
+    for (align, in_one_poll) in [(demands, vec![LARGE as u64; 3]), (Demands::NONE, vec![1 << 20])] {
+        let disk = ModelDisk::new(LEN);
+        disk.state().hold = true;
+        let options = RigOptions { demands: align, ..RigOptions::default() };
+        let mut rig = Rig::with_disk(BOTH[0], disk.boxed(), options);
+        let data = rig.driver.buffer(&pattern(1, LARGE + 512));
+        // Aligned, and a byte off for the last one.
+        let start = data.0.next_multiple_of(512);
+        for i in 0..4 {
+            let header = rig.header(kind::OUT, i * (LARGE as u64 / 512));
+            let status = rig.status_byte();
+            rig.driver.offer(&[header, (start + i / 3, LARGE as u32)], &[status]);
+        }
+        rig.engine.poll(0, &mut rig.ledger);
+        let ops: Vec<u64> = disk.state().log.iter().map(|op| op.2).collect();
+        assert_eq!(ops[..ops.len().min(3)], in_one_poll);
+        for _ in 0..100 {
+            rig.engine.poll(0, &mut rig.ledger);
+            if !disk.state().held.is_empty() {
+                disk.finish_one(0);
+            }
+        }
+        assert_eq!(std::iter::from_fn(|| rig.driver.used()).count(), 4);
+        assert_eq!(rig.stats.bounced.get(), u64::from(align.is_direct()));
+    }
+}
+
 #[test]
 fn more_bounced_requests_than_bounce_buffers_all_finish() {
     for layout in BOTH {
