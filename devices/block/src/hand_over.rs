@@ -62,7 +62,7 @@ impl HandOver {
         std::mem::take(&mut self.has_joined) && waiting + 1 == JOINED_OPS
     }
 
-    /// Where a direct operation begins and ends.
+    /// Begin and end of a direct operation.
     #[inline]
     fn bounds(&self, op: &DiskOp) -> (Option<End>, Option<End>) {
         let (is_write, offset, len_bytes) = match *op {

@@ -1,4 +1,4 @@
-//! What a guest's memory is made of.
+//! Kinds of a guest's memory.
 
 /// Folder of a file system in memory, where POSIX has it.
 const SHM: &str = "/dev/shm";
