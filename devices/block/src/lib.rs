@@ -67,7 +67,8 @@
 //! # Limits
 //! See [`limits`]: each number with its reason.
 //!
-//! - 256 requests in flight per queue, 64 taken at once, 1 MiB per operation and per poll.
+//! - 256 requests in flight per queue, 64 taken at once, 1 MiB per operation and per poll; 4 MiB
+//!   where a device takes the data from guest memory itself.
 //! - Steps of 128 KiB on disks that work within the call (memory, tmpfs, null) while others on the
 //!   sidecore do anything; all queues of a VM go beyond its turn of a round by one step. Files keep
 //!   steps of 1 MiB, also where their pages are cached and the copy is made within the call.

@@ -43,7 +43,7 @@ fn take_turn(
         slot.held_on = None;
         let allowance = ledger.allowance(port.vm, now_ns);
         let mut spent = Spent::default();
-        while work < HOOK_BATCH && spent.bytes < allowance.bytes {
+        while work < HOOK_BATCH && allowance.has_more(&spent) {
             let head = heads.lone();
             match send_for_hook(fabric, head, port, slot.hook.as_mut(), now_ns, &mut spent) {
                 None => break,

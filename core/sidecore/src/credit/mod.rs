@@ -107,6 +107,12 @@ impl Allowance {
         self.bytes == 0 || self.requests == 0
     }
 
+    /// Whether one more request may be taken after those in `spent`.
+    #[inline]
+    pub fn has_more(&self, spent: &Spent) -> bool {
+        spent.bytes < self.bytes && spent.requests < self.requests
+    }
+
     /// The allowance, limited to `bytes`.
     #[inline]
     fn within(self, bytes: u64) -> Self {

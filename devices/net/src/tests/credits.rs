@@ -1,9 +1,13 @@
 //! Ports that are charged to accounts.
 
+use std::os::fd::RawFd;
+
 use base::counter::DropReason;
+use frame::{Allowed, Frame, FrameBuffer, Head, HeadBytes};
 use sidecore::{Accounts, Arm, Settings, Worker};
 
 use super::uplink::wired;
+use crate::hook::{FromGuest, Outbox, Polled, PortHook, Queued, ToGuest};
 use crate::testing::{BROADCAST, Lab, Spec, frame, mac, no_offload};
 
 /// Opens an account for each of the first guests.
@@ -79,6 +83,67 @@ fn a_port_at_its_ceiling_waits_asleep() {
     lab.advance(1_000_000);
     assert_eq!(lab.poll(), 1);
     assert_eq!(lab.guests[1].recv_all(0).len(), 12);
+}
+
+/// Hook that sends the same frame again and again.
+struct Repeater(Vec<u8>);
+
+impl PortHook for Repeater {
+    fn from_guest(&mut self, _: &mut Head, _: &mut HeadBytes, _: u64) -> FromGuest {
+        FromGuest::Pass
+    }
+
+    unsafe fn to_guest(
+        &mut self,
+        _: &Frame<'_>,
+        _: &mut HeadBytes,
+        _: &mut FrameBuffer,
+        _: u64,
+    ) -> ToGuest {
+        ToGuest { guest: None, wants_receipt: false, may_miss: true, queued: Queued::Nothing }
+    }
+
+    fn delivered(&mut self, _: &Frame<'_>) {}
+
+    fn poll(&mut self, head: &mut Head) -> Polled<'_> {
+        head.load_slice(&self.0, Allowed::ALL).unwrap();
+        let start = head.bytes().len();
+        Polled::Frame(&self.0[start..])
+    }
+
+    fn polled(&mut self, _: Result<(), DropReason>, _: usize) {}
+
+    fn refill(&mut self) -> bool {
+        true
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn flush(&mut self) {}
+
+    fn notices(&mut self, _: &mut Outbox) {}
+
+    fn event_fd(&self) -> Option<RawFd> {
+        None
+    }
+}
+
+#[test]
+fn a_hooks_frames_end_at_the_ceiling_in_requests() {
+    let mut lab = Lab::pair();
+    let settings =
+        Settings { ceiling_ops_per_s: 1000, ceiling_burst_ms: 10, ..Settings::default() };
+    lab.advance(1_000_000_000);
+    open(&mut lab, &[settings]);
+    lab.set_hook(0, Box::new(Repeater([&no_offload()[..], &frame(mac(1), mac(0), 60)].concat())));
+    lab.guests[1].post(0, 128, 1600, 1);
+    assert_eq!(lab.poll(), 10);
+    assert_eq!(lab.poll(), 0);
+    lab.advance(3_000_000);
+    assert_eq!(lab.poll(), 3);
+    assert_eq!(lab.guests[1].recv_all(0).len(), 13);
 }
 
 #[test]
