@@ -7,17 +7,19 @@
 //!
 //! `MADV_COLLAPSE` (Linux 6.1) moves the pages of a block of 2 MiB into a huge page, for everybody
 //! who maps them, whatever the host's settings are. A thread looks for blocks of which at least
-//! half is there, and has this done. It never does it twice for a block: what a balloon takes out
-//! later stays out. Files that have not grown are not looked at.
+//! half is there, and has this done, by another process ([`block_mover`](crate::block_mover)). It
+//! never does it twice for a block: what a balloon takes out later stays out. Files that have not
+//! grown are not looked at.
 //!
 //! Moving a block takes one millisecond, or seven where a guest is at work in it: each page is
 //! taken from each CPU that has it. A guest that touches the block meanwhile waits so long.
-//! The thread has the usual priority for that reason: others wait for what it has locked.
+//! The process has the usual priority for that reason: others wait for what it has locked.
 //!
 //! # Limits
 //! - A block grows by half at most ([`MIN_PRESENT`]), and is charged to our control group. Memory
 //!   that a VMM does not share grows by whole blocks at the first touch.
 //! - 1/10 of a CPU ([`DUTY`]): a VM of 64 GiB is through within the hour.
+//! - A process that has gone is not started again: what is in small pages then stays there.
 //! - Blocks with pages that are pinned (registered memory, a device that was passed through) stay
 //!   as they are, and so do blocks for which the host has no huge page. Both are tried again, once
 //!   a minute at most ([`RETRY`]).
@@ -32,10 +34,8 @@ use std::time::{Duration, Instant};
 
 use base::cpu::thread_time;
 
-use crate::mapping::Mapping;
-
-/// Length of a block: a huge page of x86-64 and of arm64.
-pub(crate) const BLOCK_BYTES: usize = 2 << 20;
+use crate::block_mover::BlockMover;
+use crate::mapping::{BLOCK_BYTES, Mapping};
 
 /// Pages of a block.
 const BLOCK_PAGES: usize = BLOCK_BYTES / 4096;
@@ -68,10 +68,12 @@ static MAPPINGS: OnceLock<Sender<Weak<Mapping>>> = OnceLock::new();
 ///
 /// # Errors
 /// The thread cannot be started.
-pub fn start() -> io::Result<()> {
+pub fn start(mover: BlockMover) -> io::Result<()> {
     let (sender, mappings) = channel();
     if MAPPINGS.get().is_none() {
-        std::thread::Builder::new().name("huge-pages".into()).spawn(move || run(&mappings))?;
+        std::thread::Builder::new()
+            .name("huge-pages".into())
+            .spawn(move || run(mover, &mappings))?;
         // Of two at the same time one thread ends at once: its sender is dropped.
         let _ = MAPPINGS.set(sender);
     }
@@ -86,14 +88,14 @@ pub(crate) fn watch(mapping: &Arc<Mapping>) {
     }
 }
 
-fn run(mappings: &Receiver<Weak<Mapping>>) {
-    let mut all = Watched::default();
+fn run(mover: BlockMover, mappings: &Receiver<Weak<Mapping>>) {
+    let mut all = Watched::new(mover);
     let mut pause = MIN_PAUSE;
     let mut tried = Instant::now();
     loop {
-        let begin = thread_time();
+        let begin = thread_time() + all.mover.spent();
         let wait = match all.step() {
-            Step::Done => thread_time().saturating_sub(begin) * (DUTY - 1),
+            Step::Done => (thread_time() + all.mover.spent()).saturating_sub(begin) * (DUTY - 1),
             Step::PassEnded { moved } => {
                 pause = if moved { MIN_PAUSE } else { (pause * 2).min(MAX_PAUSE) };
                 pause
@@ -127,8 +129,8 @@ enum Step {
 }
 
 /// All mappings that are looked after, in turns.
-#[derive(Default)]
 struct Watched {
+    mover: BlockMover,
     mappings: Vec<Blocks>,
     /// Number of the mapping whose turn it is.
     next: usize,
@@ -137,6 +139,10 @@ struct Watched {
 }
 
 impl Watched {
+    fn new(mover: BlockMover) -> Self {
+        Self { mover, mappings: Vec::new(), next: 0, moved: false }
+    }
+
     fn add(&mut self, mapping: Weak<Mapping>) {
         self.mappings.retain(|blocks| blocks.mapping.strong_count() > 0);
         self.mappings.push(Blocks {
@@ -159,7 +165,7 @@ impl Watched {
         let count = self.mappings.len();
         for _ in 0..count {
             self.next = (self.next + 1) % count;
-            if let Some(moved) = self.mappings[self.next].step() {
+            if let Some(moved) = self.mappings[self.next].step(&mut self.mover) {
                 self.moved |= moved;
                 return Step::Done;
             }
@@ -198,7 +204,7 @@ impl Blocks {
 
     /// Looks at the next blocks that are not settled; says whether any was moved. None: there are
     /// no more.
-    fn step(&mut self) -> Option<bool> {
+    fn step(&mut self, mover: &mut BlockMover) -> Option<bool> {
         let mapping = self.mapping.upgrade()?;
         let rest = self.settled.get(self.next..)?;
         let Some(skipped) = rest.iter().position(|settled| !settled) else {
@@ -221,7 +227,7 @@ impl Blocks {
         let (mut moved, mut at) = (false, first);
         for run in dense.chunk_by(|a, b| a == b) {
             if run[0] {
-                match self.collapse(&mapping, at, run.len()) {
+                match self.collapse(mover, &mapping, at, run.len()) {
                     ControlFlow::Continue(some) => moved |= some,
                     ControlFlow::Break(some) => return Some(moved || some),
                 }
@@ -232,15 +238,26 @@ impl Blocks {
     }
 
     /// Has blocks moved; says whether any was. `Break`: no more can be in this pass.
-    fn collapse(&mut self, mapping: &Mapping, first: usize, len: usize) -> ControlFlow<bool, bool> {
-        if mapping.collapse(first, len).is_ok() {
+    fn collapse(
+        &mut self,
+        mover: &mut BlockMover,
+        mapping: &Mapping,
+        first: usize,
+        len: usize,
+    ) -> ControlFlow<bool, bool> {
+        let mut collapse = |first: usize, len: usize| {
+            let done =
+                mover.collapse(mapping.file(), mapping.block_offset(first), len * BLOCK_BYTES);
+            done.inspect(|()| mapping.note_huge(len))
+        };
+        if collapse(first, len).is_ok() {
             self.settled[first..first + len].fill(true);
             return ControlFlow::Continue(true);
         }
         // One that cannot be moved is the error of all: ask for each.
         let mut moved = false;
         for block in first..first + len {
-            match mapping.collapse(block, 1) {
+            match collapse(block, 1) {
                 Ok(()) => {
                     self.settled[block] = true;
                     moved = true;
@@ -264,9 +281,16 @@ impl Blocks {
         ControlFlow::Continue(moved)
     }
 
-    /// Looks at the mapping no more: the kernel is too old, or its file has no such pages.
+    /// Looks at the mapping no more: the kernel is too old, its file has no such pages, or nobody
+    /// moves any.
     fn give_up(&mut self, error: &io::Error) {
-        tracing::debug!("memory of a VM has no huge pages: {error}");
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            tracing::warn!(
+                "memory of a VM stays in small pages: the process that moves it is gone"
+            );
+        } else {
+            tracing::debug!("memory of a VM has no huge pages: {error}");
+        }
         self.settled.fill(true);
     }
 }
@@ -279,9 +303,17 @@ mod tests {
     use rustix::fs::FallocateFlags;
 
     use super::*;
+    use crate::block_mover;
 
     /// Blocks of the test's memory.
     const BLOCKS: usize = 8;
+
+    /// Nothing yet, with a thread that moves blocks until it is dropped.
+    fn watched() -> Watched {
+        let (ours, theirs) = block_mover::sockets().unwrap();
+        std::thread::spawn(move || block_mover::serve(&theirs).unwrap());
+        Watched::new(BlockMover::new(ours))
+    }
 
     fn memory() -> SharedMemory {
         SharedMemory::new("huge", BLOCKS * BLOCK_BYTES).unwrap()
@@ -335,7 +367,7 @@ mod tests {
         let present =
             [BLOCK_PAGES, BLOCK_PAGES, 1, MIN_PRESENT, MIN_PRESENT - 1, 0, 0, BLOCK_PAGES];
         present.iter().enumerate().for_each(|(block, pages)| touch(&file, block, *pages));
-        let mut all = Watched::default();
+        let mut all = watched();
         all.add(Arc::downgrade(&mapping));
         pass(&mut all);
         assert_eq!(mapping.huge_bytes(), 4 * BLOCK_BYTES as u64);
@@ -350,7 +382,7 @@ mod tests {
     fn a_file_is_looked_at_when_it_has_grown() {
         let file = memory();
         let mapping = map(&file);
-        let mut all = Watched::default();
+        let mut all = watched();
         all.add(Arc::downgrade(&mapping));
         pass(&mut all);
         assert_eq!(all.step(), Step::PassEnded { moved: false });
@@ -367,7 +399,7 @@ mod tests {
         let file = memory();
         let mapping = map(&file);
         (0..BLOCKS).for_each(|block| touch(&file, block, BLOCK_PAGES));
-        let mut all = Watched::default();
+        let mut all = watched();
         all.add(Arc::downgrade(&mapping));
         pass(&mut all);
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -380,7 +412,7 @@ mod tests {
     fn mappings_have_their_turns_and_go() {
         let files: Vec<SharedMemory> = (0..3).map(|_| memory()).collect();
         let mut mappings: Vec<Arc<Mapping>> = files.iter().map(map).collect();
-        let mut all = Watched::default();
+        let mut all = watched();
         for (file, mapping) in files.iter().zip(&mappings) {
             touch(file, 0, BLOCK_PAGES);
             all.add(Arc::downgrade(mapping));

@@ -74,6 +74,7 @@
 //! Little-endian guests only (virtio 1.x); no vIOMMU: addresses in rings are guest-physical.
 
 pub mod batch;
+pub mod block_mover;
 mod budget;
 mod crash;
 pub mod dirty;

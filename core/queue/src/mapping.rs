@@ -1,7 +1,7 @@
 //! Mappings of front ends' files, which are checked first.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,8 +10,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::budget::{Charge, Purpose, VmBudget};
 use crate::file_system::{self, PAGE_BYTES};
-use crate::huge_pages::BLOCK_BYTES;
 use crate::sigbus::SigbusGuard;
+
+/// Length of a block that may become a huge page: one of x86-64 and of arm64.
+pub(crate) const BLOCK_BYTES: usize = 2 << 20;
 
 /// A shared, writable mapping of a part of a peer's file, guarded against truncation.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(crate) struct Mapping {
     file: OwnedFd,
     /// Blocks that may become huge pages: whole ones of a file with ordinary pages.
     blocks: usize,
+    /// Offset of the first of them in the file.
+    first_block_offset: u64,
     /// Bytes of those that have.
     huge_bytes: AtomicU64,
     /// Given back after the unmapping: fields are dropped after `drop`.
@@ -83,7 +87,18 @@ impl Mapping {
             Ok(guard) => {
                 let head = (offset - start) as usize;
                 let (guard, huge_bytes) = (Some(guard), AtomicU64::new(0));
-                Ok(Self { guard, map, map_len, head, file, blocks, huge_bytes, _charge: charge })
+                let first_block_offset = start + before as u64;
+                Ok(Self {
+                    guard,
+                    map,
+                    map_len,
+                    head,
+                    file,
+                    blocks,
+                    first_block_offset,
+                    huge_bytes,
+                    _charge: charge,
+                })
             }
             Err(reason) => {
                 unmap(map, map_len);
@@ -119,6 +134,16 @@ impl Mapping {
         rustix::fs::fstat(&self.file).map_or(0, |stat| stat.st_blocks as u64 * 512)
     }
 
+    /// The file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Offset of a block in the file.
+    pub fn block_offset(&self, number: usize) -> u64 {
+        self.first_block_offset + (number * BLOCK_BYTES) as u64
+    }
+
     /// Address of a block.
     fn block(&self, number: usize) -> *mut libc::c_void {
         let first = (self.map.as_ptr() as usize).next_multiple_of(BLOCK_BYTES);
@@ -137,19 +162,9 @@ impl Mapping {
         }
     }
 
-    /// Has the kernel move blocks into huge pages, for all who map them. Those that are huge
-    /// already cost next to nothing. May wait for milliseconds.
-    pub fn collapse(&self, first: usize, count: usize) -> io::Result<()> {
-        assert!(first + count <= self.blocks);
-        let len = count * BLOCK_BYTES;
-        // SAFETY: the range is within the mapping. The bytes stay the same, and so do the rights.
-        match unsafe { libc::madvise(self.block(first), len, libc::MADV_COLLAPSE) } {
-            0 => {
-                self.huge_bytes.fetch_add(len as u64, Ordering::Relaxed);
-                Ok(())
-            }
-            _ => Err(io::Error::last_os_error()),
-        }
+    /// Notes that so many blocks more are huge pages.
+    pub fn note_huge(&self, blocks: usize) {
+        self.huge_bytes.fetch_add((blocks * BLOCK_BYTES) as u64, Ordering::Relaxed);
     }
 }
 
@@ -159,6 +174,23 @@ impl Drop for Mapping {
         self.guard = None;
         unmap(self.map, self.map_len);
     }
+}
+
+/// Has the kernel move a part of a file into huge pages, for all who map it: whole blocks from
+/// `offset` on. It may wait for long, and the caller's address space is locked meanwhile: see
+/// [`block_mover`](crate::block_mover).
+pub(crate) fn collapse(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<()> {
+    if len == 0 || !len.is_multiple_of(BLOCK_BYTES) || !offset.is_multiple_of(BLOCK_BYTES as u64) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let map = map_aligned(file, offset, len).map_err(io::Error::other)?;
+    // SAFETY: the range is that of the mapping. The bytes stay the same, and so do the rights.
+    let done = match unsafe { libc::madvise(map.as_ptr().cast(), len, libc::MADV_COLLAPSE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    unmap(map, len);
+    done
 }
 
 /// Maps a part of a file for reading and writing.

@@ -260,7 +260,7 @@ fn serve(
     let config =
         SidecoreConfig { spin_us: SPIN_US, yield_when_idle: true, ..SidecoreConfig::default() };
     let core = Sidecore::spawn(config, Arc::clone(&clock))?;
-    huge_pages::start(None)?;
+    huge_pages::start(None);
     let (engine, keep) = device(&core, &clock)?;
     let own = own_socket(&endpoint)?;
     let config =

@@ -75,6 +75,9 @@ pub enum Command {
     /// Run a VM's modules; the daemon starts it
     #[command(hide = true)]
     ModuleProcess(ModuleProcess),
+    /// Move VMs' memory into huge pages; the daemon starts it
+    #[command(hide = true)]
+    HugePagesProcess,
     /// A single vhost-user disk (see millrace-blk)
     #[command(hide = true)]
     VhostUserBlk(backend::Blk),

@@ -32,6 +32,7 @@ mod exit;
 mod hand_over;
 mod holder;
 mod host;
+mod huge_pages_process;
 mod journal;
 mod libvirt;
 mod log;
@@ -79,6 +80,7 @@ fn run(cli: Cli) -> u8 {
         Command::Version(args) => commands::version(&args),
         Command::Holder(args) => holder::run(&args),
         Command::ModuleProcess(args) => module_process::run(&args),
+        Command::HugePagesProcess => huge_pages_process::run(),
         Command::Completions(args) => commands::completions(&args),
         Command::VhostUserBlk(args) => return backend::run_blk(&args),
         Command::VhostUserNet(args) => return backend::run_net(&args),

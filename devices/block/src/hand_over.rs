@@ -5,10 +5,9 @@
 //! has in hand grows by a half.
 //!
 //! Direct operations that adjoin stay in one part. The kernel's block layer makes one request of
-//! them, up to what the device takes at once, but only of what comes in one call. A guest's read
-//! of 4 MiB arrives as five requests of up to 254 pages; one by one they cost the device 2.5 times
-//! the requests that it has to work through otherwise, and on the machine where this was measured
-//! a third of its bandwidth.
+//! them, up to what the device takes at once, but only of what comes in one call. A guest's read of
+//! 4 MiB arrives as four requests of up to 1,280 KiB, and where its buffers lie apart as more and
+//! smaller ones; a device pays for each.
 
 use base::io::DiskOp;
 

@@ -15,8 +15,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
 use crate::console::tail;
-use crate::process::{DIE_WITH_PARENT, cpu_time, spawn};
-use crate::{Lab, LabError};
+use crate::process::{DIE_WITH_PARENT, children, cpu_time, spawn};
+use crate::{Lab, LabError, threads};
 
 mod config;
 
@@ -26,6 +26,9 @@ pub use config::Vm;
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Lines of its log shown in errors.
 const LOG_LINES: usize = 60;
+
+/// HTTP status of a request whose work hangs.
+const GATEWAY_TIMEOUT: u16 = 504;
 
 /// Describes a daemon; [`start`](Self::start) runs it.
 #[derive(Clone, Debug)]
@@ -173,6 +176,12 @@ impl Daemon {
         cpu_time(self.pid())
     }
 
+    /// The daemon's process and those that it has started, its holder apart.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        std::iter::once(self.pid()).chain(children(self.pid())).collect()
+    }
+
     /// The last lines of its log, all starts in one.
     #[must_use]
     pub fn log_tail(&self, lines: usize) -> String {
@@ -245,7 +254,10 @@ impl Daemon {
         if answer.is_success() {
             return Ok(answer);
         }
-        Err(self.error(format!("{method} {path}: {}: {}", answer.status, answer.error())))
+        let what = format!("{method} {path}: {}: {}", answer.status, answer.error());
+        let hangs = answer.status == GATEWAY_TIMEOUT;
+        let threads = hangs.then(|| format!("; its threads:\n{}", threads::shown(self.pid())));
+        Err(self.error(what + &threads.unwrap_or_default()))
     }
 
     /// Kills the daemon at once, as a crash would, and leaves the holder.

@@ -101,6 +101,7 @@ mod program;
 mod qemu;
 mod qmp;
 mod sources;
+mod threads;
 mod tsc;
 mod vhost;
 

@@ -73,6 +73,17 @@ pub(crate) fn spawn(command: Command) -> Result<Child, LabError> {
     child.recv().map_err(|_| LabError::io(&what)(gone()))?.map_err(LabError::io(what))
 }
 
+/// Children of a process.
+#[must_use]
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_task = |task: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+    };
+    tasks.flat_map(of_task).collect()
+}
+
 /// Waits for a process to end; false when the time is over first.
 pub(crate) fn wait_for_exit(pid: u32, time: Duration) -> io::Result<bool> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);

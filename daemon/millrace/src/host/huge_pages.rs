@@ -2,18 +2,23 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::Context;
+use queue::block_mover::{self, BlockMover};
+
+/// The daemon's own program.
+const PROGRAM: &str = "/proc/self/exe";
 
 /// Mount point of control groups (cgroups(7), version 2).
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Starts the thread that puts VMs' memory into huge pages, unless that is not wanted, or nobody
-/// says so and the daemon's memory is limited: huge pages are charged to its control group, and its
-/// limit was made without them.
-pub fn start(wanted: Option<bool>) -> anyhow::Result<()> {
-    if wanted == Some(false) {
-        return Ok(());
+/// Has VMs' memory put into huge pages from now on, unless that is not wanted, or nobody says so
+/// and the daemon's memory is limited: huge pages are charged to its control group, and its limit
+/// was made without them. Unit tests, whose program is another one, do without.
+pub fn start(wanted: Option<bool>) {
+    if wanted == Some(false) || cfg!(test) {
+        return;
     }
     if let Some(limit) = memory_limit().filter(|_| wanted.is_none()) {
         tracing::info!(
@@ -21,9 +26,23 @@ pub fn start(wanted: Option<bool>) -> anyhow::Result<()> {
              huge_pages = true has it put into huge ones",
             limit.display()
         );
-        return Ok(());
+        return;
     }
-    queue::huge_pages::start().context("starting the thread that asks for huge pages")
+    if let Err(e) = start_process() {
+        tracing::warn!("VMs' memory is left in small pages: {e:#}");
+    }
+}
+
+/// Starts the process that moves memory, and the thread that tells it what.
+fn start_process() -> anyhow::Result<()> {
+    let (ours, theirs) = block_mover::sockets().context("a socket")?;
+    let mut command = Command::new(PROGRAM);
+    command.arg("huge-pages-process").stdin(theirs).stdout(Stdio::null());
+    let mut process = command.spawn().context("starting a process for it")?;
+    // Nobody else waits for its end.
+    let wait = move || drop(process.wait());
+    std::thread::Builder::new().name("pages-end".into()).spawn(wait).context("a thread for it")?;
+    queue::huge_pages::start(BlockMover::new(ours)).context("a thread for it")
 }
 
 /// The file that limits the memory of this process, if there is any.

@@ -117,7 +117,7 @@ impl Host {
         // With the other threads that stay: ports that come and go leave none.
         block::start_dropper();
         base::trim::start().context("starting the thread that gives memory back")?;
-        huge_pages::start(config.daemon.huge_pages)?;
+        huge_pages::start(config.daemon.huge_pages);
         let placer = Placer::start(handles.clone(), limits, Arc::clone(&clock))?;
         let active: Vec<&Core> = cores.iter().filter(|c| c.handle.is_active()).collect();
         let mut switches = Vec::new();

@@ -129,6 +129,9 @@ impl Plane for Host {
             vm.usage = self.accounts.find(&vm.name).map(|a| accounts::usage(&a));
         }
         status::modules(&mut vms, modules);
+        // Switches are asked on their sidecores: nobody else waits for that.
+        drop(change);
+        let placement = self.placer().as_ref().map(status::placement).unwrap_or_default();
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -137,7 +140,7 @@ impl Plane for Host {
             holder: HolderStatus { enabled: self.holder.is_some(), socket: self.holder.clone() },
             sidecores: self.cores.iter().map(status::sidecore).collect(),
             workers: self.cores.iter().flat_map(status::workers).collect(),
-            placement: self.placer().as_ref().map(status::placement).unwrap_or_default(),
+            placement,
             switches: self.switches.list().iter().map(|s| status::switch(s)).collect(),
             vms,
         }

@@ -156,7 +156,7 @@ impl Fleet {
     pub fn pids(&self) -> Vec<u32> {
         let guests = self.guests.iter().map(Guest::pid);
         let kernel = guests.clone().flat_map(lab::vhost_threads);
-        guests.chain(kernel).chain(self.daemon.as_ref().map(Daemon::pid)).collect()
+        guests.chain(kernel).chain(self.daemon.iter().flat_map(Daemon::pids)).collect()
     }
 
     /// Starts the server `tool` on guest `number`, as [`serve`] does.

@@ -111,7 +111,10 @@ impl Host {
         let fleet = Fleet::boot(base, name, &devices, &load::disks())?;
         load::SERVERS.iter().try_for_each(|(guest, tool)| fleet.serve(*guest, tool))?;
         let own = match fleet.daemon() {
-            Some(daemon) => host::named(daemon.pid(), "")?,
+            Some(daemon) => {
+                let threads = daemon.pids().into_iter().map(|pid| host::named(pid, ""));
+                threads.collect::<Result<Vec<_>, _>>()?.concat()
+            }
             None if side == Side::Vhost => [fleet.disk_threads()?, fleet.vhost_threads()?].concat(),
             None => fleet.disk_threads()?,
         };

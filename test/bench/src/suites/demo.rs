@@ -124,7 +124,7 @@ impl Bed {
     fn pids(&self, side: usize) -> Vec<u32> {
         let mut pids = self.pairs[side].borrow().pids();
         if side == Side::Ours as usize {
-            pids.push(self.daemon.pid());
+            pids.extend(self.daemon.pids());
         }
         pids
     }

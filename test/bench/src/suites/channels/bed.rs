@@ -282,9 +282,9 @@ impl Bed {
                 [client, server].into_iter().chain(kernel).collect()
             }
             Route::OvsNormal => [client, server].into_iter().chain(ovs).collect(),
-            _ => vec![client, server, self.daemon.pid()],
+            _ => [client, server].into_iter().chain(self.daemon.pids()).collect(),
         };
-        let all = [client, server, self.daemon.pid()].into_iter().chain(ovs);
+        let all = [client, server].into_iter().chain(self.daemon.pids()).chain(ovs);
         let other = all.filter(|pid| !side.contains(pid)).collect();
         Accounts { side, other, spinners: self.spinners.clone(), cores: self.cores }
     }

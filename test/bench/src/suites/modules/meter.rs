@@ -147,16 +147,11 @@ fn kernel_ns() -> u64 {
 
 /// The child of a process that runs modules.
 pub fn module_process(daemon: u32) -> Option<u32> {
-    let tasks = std::fs::read_dir(format!("/proc/{daemon}/task")).ok()?;
-    let children = tasks.flatten().flat_map(|task| {
-        let text = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
-    });
     let runs = |pid: &u32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split(|b| *b == 0).any(|word| word == b"module-process")
     };
-    children.into_iter().find(runs)
+    lab::process::children(daemon).into_iter().find(runs)
 }
 
 #[cfg(test)]

@@ -175,9 +175,9 @@ impl Bed {
     /// Meter of the processes and threads to be measured.
     pub fn meter(&self) -> Meter {
         let (qemu, daemon) = (self.server.pid(), self.daemon.pid());
+        let side = std::iter::once(qemu).chain(self.daemon.pids()).collect();
         let other = self.neighbours.iter().map(Guest::pid).collect();
-        let accounts =
-            Accounts { side: vec![qemu, daemon], other, cores: self.cores, ..Accounts::default() };
+        let accounts = Accounts { side, other, cores: self.cores, ..Accounts::default() };
         Meter { qemu, vcpus: self.vcpus.clone(), daemon, sender: self.reference.1, accounts }
     }
 }

@@ -1,0 +1,185 @@
+//! Moves of blocks into huge pages, by a process that does nothing else.
+//!
+//! `MADV_COLLAPSE` begins by having each CPU empty its lists of pages, and keeps the caller's
+//! address space locked until the last one has. A host that leaves a CPU's kernel worker waiting
+//! (35 s were seen, under load: "workqueue lockup" in its log) would thereby stop all threads of
+//! the daemon that map memory, or touch a page for the first time, its polling threads among them.
+//! A huge page is the file's, so any process may ask for it.
+//!
+//! The daemon sends a file and a range of it, and gets an errno and the CPU time that it took: one
+//! message each on a socket that keeps their bounds. The process ends when that is closed.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use base::cpu::thread_time;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+
+use crate::mapping;
+
+/// Length of a request, offset and length, and of an answer, errno and nanoseconds.
+const MESSAGE_BYTES: usize = 16;
+
+/// Two numbers as a message has them.
+fn message(first: u64, second: u64) -> [u8; MESSAGE_BYTES] {
+    let mut bytes = [0; MESSAGE_BYTES];
+    bytes[..8].copy_from_slice(&first.to_ne_bytes());
+    bytes[8..].copy_from_slice(&second.to_ne_bytes());
+    bytes
+}
+
+/// The two numbers of a message.
+fn numbers(bytes: [u8; MESSAGE_BYTES]) -> (u64, u64) {
+    let number = |at: usize| std::array::from_fn(|n| bytes[at + n]);
+    (u64::from_ne_bytes(number(0)), u64::from_ne_bytes(number(8)))
+}
+
+/// A pair of sockets: for a [`BlockMover`], and for [`serve`].
+///
+/// # Errors
+/// The process has too many descriptors.
+pub fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// The daemon's end.
+#[derive(Debug)]
+pub struct BlockMover {
+    socket: OwnedFd,
+    /// CPU time of all moves so far.
+    spent: Duration,
+}
+
+impl BlockMover {
+    /// Asks whoever [serves](serve) the other end of this socket.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket, spent: Duration::ZERO }
+    }
+
+    /// CPU time that the moves took.
+    pub(crate) fn spent(&self) -> Duration {
+        self.spent
+    }
+
+    /// Has blocks of a file moved, and waits for it. `offset` is a multiple of a block's length.
+    ///
+    /// # Errors
+    /// That of `madvise(2)`, or [`io::ErrorKind::UnexpectedEof`]: nobody serves any more.
+    pub(crate) fn collapse(
+        &mut self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+    ) -> io::Result<()> {
+        let gone = |_| io::Error::from(io::ErrorKind::UnexpectedEof);
+        let (request, files) = (message(offset, len as u64), [file]);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        let pieces = [IoSlice::new(&request)];
+        rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(&self.socket, &pieces, &mut ancillary, SendFlags::NOSIGNAL)
+        })
+        .map_err(gone)?;
+        let mut answer = [0; MESSAGE_BYTES];
+        let got = rustix::io::retry_on_intr(|| rustix::io::read(&self.socket, &mut answer));
+        if got.map_err(gone)? != MESSAGE_BYTES {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let (errno, spent_ns) = numbers(answer);
+        self.spent += Duration::from_nanos(spent_ns);
+        if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno as i32)) }
+    }
+}
+
+/// Moves blocks until nobody has the other end of the socket.
+///
+/// # Errors
+/// The socket is none of [`sockets`].
+pub fn serve(socket: impl AsFd) -> io::Result<()> {
+    let socket = socket.as_fd();
+    while let Some((request, file)) = receive(socket)? {
+        let (offset, len) = numbers(request);
+        let begin = thread_time();
+        let done = mapping::collapse(file.as_fd(), offset, len as usize);
+        let errno = done.err().map_or(0, |e| e.raw_os_error().unwrap_or(libc::EINVAL));
+        let spent_ns = thread_time().saturating_sub(begin).as_nanos() as u64;
+        match rustix::io::write(socket, &message(errno as u64, spent_ns)) {
+            Ok(_) => {}
+            Err(Errno::PIPE) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The next request with its file; none once the other end has gone.
+fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<([u8; MESSAGE_BYTES], OwnedFd)>> {
+    let mut request = [0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        let mut pieces = [IoSliceMut::new(&mut request)];
+        match rustix::net::recvmsg(socket, &mut pieces, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
+            got => break got?,
+        }
+    };
+    let mut files = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let file = files.next().and_then(|mut files| files.next());
+    match (got.bytes, file) {
+        (0, _) => Ok(None),
+        (MESSAGE_BYTES, Some(file)) => Ok(Some((request, file))),
+        (bytes, _) => Err(io::Error::other(format!("a request of {bytes} bytes"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::shm::SharedMemory;
+
+    use super::*;
+    use crate::mapping::BLOCK_BYTES;
+
+    #[test]
+    fn errors_are_told_and_a_process_that_has_gone_too() {
+        let (ours, theirs) = sockets().unwrap();
+        let server = std::thread::spawn(move || serve(&theirs).unwrap());
+        let mut mover = BlockMover::new(ours.try_clone().unwrap());
+        let file = SharedMemory::new("moved", BLOCK_BYTES).unwrap();
+        // Nothing is there to be moved beyond the file's end, and no memory is made for it.
+        let beyond = mover.collapse(file.as_fd(), 4 * BLOCK_BYTES as u64, BLOCK_BYTES);
+        assert_eq!(beyond.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        let odd = mover.collapse(file.as_fd(), 1, BLOCK_BYTES);
+        assert_eq!(odd.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        rustix::net::shutdown(&ours, rustix::net::Shutdown::Both).unwrap();
+        server.join().unwrap();
+        let gone = mover.collapse(file.as_fd(), 0, BLOCK_BYTES).unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_request_without_a_file_ends_the_process() {
+        let (ours, theirs) = sockets().unwrap();
+        rustix::io::write(&ours, &message(0, 1)).unwrap();
+        assert!(serve(&theirs).is_err());
+        rustix::io::write(&ours, &[0; 3]).unwrap();
+        assert!(serve(&theirs).is_err());
+    }
+
+    #[test]
+    fn numbers_come_as_they_went() {
+        assert_eq!(numbers(message(7, u64::MAX)), (7, u64::MAX));
+    }
+}
