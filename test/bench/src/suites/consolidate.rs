@@ -125,7 +125,8 @@ impl Host {
 /// CPU times of one side at one moment.
 struct Moment {
     at: Instant,
-    own_ns: u64,
+    /// Of each thread of the back end; of one that has ended, none.
+    own_ns: Vec<u64>,
     loops_ns: u64,
     machine: crate::harness::cpu::Snapshot,
 }
@@ -134,7 +135,8 @@ impl Moment {
     fn now(host: &Host, accounts: &Accounts) -> Result<Moment, BenchError> {
         Ok(Moment {
             at: Instant::now(),
-            own_ns: host::cpu_ns(&host.own)?,
+            // Some threads come and go: the kernel's workers of io_uring, those of requests.
+            own_ns: host.own.iter().map(|t| host::times(*t).map_or(0, |t| t.ran_ns)).collect(),
             loops_ns: host::cpu_ns(&host.loops)?,
             machine: accounts.snapshot()?,
         })
@@ -144,7 +146,9 @@ impl Moment {
     /// devices.
     fn since(&self, earlier: &Moment, accounts: &Accounts, side: Side) -> Cpu {
         let wall_ns = (self.at - earlier.at).as_nanos().max(1) as f64;
-        let own = (self.own_ns - earlier.own_ns) as f64 / wall_ns;
+        let own_ns = self.own_ns.iter().zip(&earlier.own_ns);
+        let own_ns: u64 = own_ns.map(|(now, before)| now.saturating_sub(*before)).sum();
+        let own = own_ns as f64 / wall_ns;
         let both = own + (self.loops_ns - earlier.loops_ns) as f64 / wall_ns;
         let usage = accounts.between(&earlier.machine, &self.machine);
         let back_end = match side {
