@@ -125,7 +125,7 @@ impl Host {
 /// CPU times of one side at one moment.
 struct Moment {
     at: Instant,
-    /// Of each thread of the back end; of one that has ended, none.
+    /// Time of each thread of the back end; none of one that has ended.
     own_ns: Vec<u64>,
     loops_ns: u64,
     machine: crate::harness::cpu::Snapshot,
