@@ -17,9 +17,9 @@ use crate::{
 pub const DEFAULT_MEMORY_MB: u32 = 128;
 /// Least memory a kernel with its initramfs boots in, besides twice the image.
 const KERNEL_MB: u64 = 80;
-/// Seconds for which a guest's CPU may stand still before its kernel calls that a fault. An emulated
-/// CPU is a thread of the host's, and hosts were seen that left one waiting for 37 s, a worker of
-/// their own kernel ("workqueue lockup" in its log). The kernel's own limit is 21 s.
+/// Seconds for which a guest's CPU may stand still before its kernel calls that a fault. An
+/// emulated CPU is a thread of the host's, and hosts were seen that left one waiting for 37 s, a
+/// worker of their own kernel ("workqueue lockup" in its log). The kernel's own limit is 21 s.
 const STALL_S: u32 = 120;
 /// Longest guest name: it is part of socket paths.
 const MAX_NAME_BYTES: usize = 16;
