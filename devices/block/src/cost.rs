@@ -28,6 +28,13 @@ pub(crate) fn step_charge_bytes(job: &Job, len_bytes: u64, within_call: bool) ->
     bytes.max(MIN_CHARGE_BYTES)
 }
 
+/// Bytes that count as one of a poll's budget and of a step. `is_copied`: they go through a buffer
+/// of ours.
+#[inline]
+pub(crate) fn budget_share(demands: &Demands, is_copied: bool) -> u64 {
+    if demands.is_direct() && !is_copied { DIRECT_SHARE } else { 1 }
+}
+
 /// Most bytes of the next step. `step_len_bytes`: the limit for steps that move data, or that are
 /// charged as if they did.
 pub(crate) fn max_step_len_bytes(job: &Job, demands: &Demands, step_len_bytes: u32) -> u64 {
@@ -38,7 +45,7 @@ pub(crate) fn max_step_len_bytes(job: &Job, demands: &Demands, step_len_bytes: u
         (JobKind::Discard, _) => range.min(DISCARD_STEP_LEN_BYTES),
         (JobKind::WriteZeroes, _) if job.is_native() => range.min(ZERO_STEP_LEN_BYTES),
         (_, true) => step.min(BOUNCE_LEN_BYTES.into()),
-        (JobKind::Read | JobKind::Write, false) if demands.is_direct() => step * DIRECT_SHARE,
+        (JobKind::Read | JobKind::Write, false) => step * budget_share(demands, false),
         _ => step,
     }
 }

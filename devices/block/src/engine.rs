@@ -19,12 +19,11 @@ use base::io::Disk;
 use queue::{Batch, Coalescing, Vring};
 use sidecore::{Arm, Ledger, Spent, Watcher, Worker, least_charge_bytes};
 
+use crate::cost;
 use crate::error::BlockError;
 use crate::gate::GatePass;
 use crate::in_flight::InFlight;
-use crate::limits::{
-    BATCH_CHAINS, DIRECT_SHARE, MAX_IN_FLIGHT, MIN_CHARGE_BYTES, POLL_BUDGET_BYTES,
-};
+use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
 use crate::metrics::BlockStats;
 use crate::placeholder::{Answers, PlaceholderConfig};
 use crate::port_state::PortState;
@@ -112,8 +111,7 @@ impl QueueEngine {
     ) -> Result<Self, BlockError> {
         let depth = Self::depth(&vring);
         let bounce = port.has_stages || port.demands.is_direct();
-        let is_copied = port.has_stages || !port.demands.is_direct();
-        let take_share = if is_copied { 1 } else { DIRECT_SHARE };
+        let take_share = cost::budget_share(&port.demands, port.has_stages);
         let pass = GatePass::new(port.gate.clone(), port.vm);
         let credit = QueueCredit::new(port.vm, pass);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;

@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::cost;
 use crate::dropper;
 use crate::error::is_transient;
-use crate::limits::{DIRECT_SHARE, MAX_OP_SEGS, MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
+use crate::limits::{MAX_OP_SEGS, MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
 use crate::orphans::Orphans;
 use crate::port_state::PortState;
@@ -186,10 +186,9 @@ impl InFlight {
             (job.paid_bytes, job.due_bytes) = (job.paid_bytes - paid, cost - paid);
         }
         let op = next_op(s, &mut self.bounces);
-        let is_copied = s.job.is_bouncing || !port.demands.is_direct();
         let bytes = match op {
             DiskOp::Read { len_bytes, .. } | DiskOp::Write { len_bytes, .. } => {
-                u64::from(len_bytes) / if is_copied { 1 } else { DIRECT_SHARE }
+                u64::from(len_bytes) / cost::budget_share(&port.demands, s.job.is_bouncing)
             }
             // Done while the sidecore waits: it costs what the same length of copying does.
             DiskOp::Discard { len_bytes, .. } | DiskOp::WriteZeroes { len_bytes, .. }
