@@ -23,6 +23,7 @@ pub mod limits;
 pub mod log_limit;
 pub mod notify;
 pub mod numa;
+pub mod packet;
 pub mod panic;
 pub mod peer_fd;
 pub mod random;

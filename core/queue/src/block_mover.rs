@@ -9,17 +9,14 @@
 //! The daemon sends a file and a range of it, and gets an errno and the CPU time that it took: one
 //! message each on a socket that keeps their bounds. The process ends when that is closed.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use base::cpu::thread_time;
+use base::packet;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
 use crate::mapping;
 
@@ -79,15 +76,8 @@ impl BlockMover {
         len: usize,
     ) -> io::Result<()> {
         let gone = |_| io::Error::from(io::ErrorKind::UnexpectedEof);
-        let (request, files) = (message(offset, len as u64), [file]);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(&files));
-        let pieces = [IoSlice::new(&request)];
-        rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.socket, &pieces, &mut ancillary, SendFlags::NOSIGNAL)
-        })
-        .map_err(gone)?;
+        let request = message(offset, len as u64);
+        packet::send(&self.socket, &request, &[file], SendFlags::empty()).map_err(gone)?;
         let mut answer = [0; MESSAGE_BYTES];
         let got = rustix::io::retry_on_intr(|| rustix::io::read(&self.socket, &mut answer));
         if got.map_err(gone)? != MESSAGE_BYTES {
@@ -104,45 +94,23 @@ impl BlockMover {
 /// # Errors
 /// The socket is none of [`sockets`].
 pub fn serve(socket: impl AsFd) -> io::Result<()> {
-    let socket = socket.as_fd();
-    while let Some((request, file)) = receive(socket)? {
+    let (socket, mut request) = (socket.as_fd(), [0; MESSAGE_BYTES]);
+    while let Some((bytes, files)) = packet::receive(socket, &mut request)? {
+        let (MESSAGE_BYTES, [file]) = (bytes, &files[..]) else {
+            return Err(io::Error::other(format!("{bytes} bytes with {} files", files.len())));
+        };
         let (offset, len) = numbers(request);
         let begin = thread_time();
         let done = mapping::collapse(file.as_fd(), offset, len as usize);
         let errno = done.err().map_or(0, |e| e.raw_os_error().unwrap_or(libc::EINVAL));
         let spent_ns = thread_time().saturating_sub(begin).as_nanos() as u64;
-        match rustix::io::write(socket, &message(errno as u64, spent_ns)) {
-            Ok(_) => {}
+        match packet::send(socket, &message(errno as u64, spent_ns), &[], SendFlags::empty()) {
+            Ok(()) => {}
             Err(Errno::PIPE) => return Ok(()),
             Err(e) => return Err(e.into()),
         }
     }
     Ok(())
-}
-
-/// The next request with its file; none once the other end has gone.
-fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<([u8; MESSAGE_BYTES], OwnedFd)>> {
-    let mut request = [0; MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let got = loop {
-        let mut pieces = [IoSliceMut::new(&mut request)];
-        match rustix::net::recvmsg(socket, &mut pieces, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET) => return Ok(None),
-            got => break got?,
-        }
-    };
-    let mut files = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    let file = files.next().and_then(|mut files| files.next());
-    match (got.bytes, file) {
-        (0, _) => Ok(None),
-        (MESSAGE_BYTES, Some(file)) => Ok(Some((request, file))),
-        (bytes, _) => Err(io::Error::other(format!("a request of {bytes} bytes"))),
-    }
 }
 
 #[cfg(test)]

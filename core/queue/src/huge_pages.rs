@@ -93,9 +93,9 @@ fn run(mover: BlockMover, mappings: &Receiver<Weak<Mapping>>) {
     let mut pause = MIN_PAUSE;
     let mut tried = Instant::now();
     loop {
-        let begin = thread_time() + all.mover.spent();
+        let begin = all.spent();
         let wait = match all.step() {
-            Step::Done => (thread_time() + all.mover.spent()).saturating_sub(begin) * (DUTY - 1),
+            Step::Done => all.spent().saturating_sub(begin) * (DUTY - 1),
             Step::PassEnded { moved } => {
                 pause = if moved { MIN_PAUSE } else { (pause * 2).min(MAX_PAUSE) };
                 pause
@@ -141,6 +141,11 @@ struct Watched {
 impl Watched {
     fn new(mover: BlockMover) -> Self {
         Self { mover, mappings: Vec::new(), next: 0, moved: false }
+    }
+
+    /// CPU time so far, of this thread and of the moves.
+    fn spent(&self) -> Duration {
+        thread_time() + self.mover.spent()
     }
 
     fn add(&mut self, mapping: Weak<Mapping>) {

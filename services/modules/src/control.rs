@@ -1,14 +1,11 @@
 //! Messages between the daemon and a VM's process of modules: one packet each, as JSON, some with
 //! descriptors.
 
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use base::packet::{self, MAX_FDS};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::SendFlags;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -23,9 +20,6 @@ const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// Modules whose counters are in one message: with histograms that have a value in each bucket they
 /// take 8 KiB each.
 pub(crate) const STATS_OF_MESSAGE: usize = 4;
-
-/// Limit of the descriptors of a message: code and folder of 16 modules, and a region for rings.
-const MAX_FDS: usize = 33;
 
 /// Setup of a module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,18 +169,10 @@ pub(crate) fn send(
     flags: SendFlags,
 ) -> Result<(), ModulesError> {
     let text = serde_json::to_vec(message).map_err(|e| ModulesError::Control(e.to_string()))?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+    if fds.len() > MAX_FDS {
         return Err(ModulesError::Control(format!("more than {MAX_FDS} descriptors")));
     }
-    let pieces = [std::io::IoSlice::new(&text)];
-    let flags = flags | SendFlags::NOSIGNAL;
-    rustix::io::retry_on_intr(|| {
-        rustix::net::sendmsg(socket.as_fd(), &pieces, &mut ancillary, flags)
-    })
-    .map(drop)
-    .map_err(failed("sending"))
+    packet::send(socket, &text, fds, flags).map_err(failed("sending"))
 }
 
 /// Receives a message. None: the other end has gone.
@@ -194,27 +180,9 @@ pub(crate) fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
 ) -> Result<Option<(T, Vec<OwnedFd>)>, ModulesError> {
     let mut text = vec![0; MAX_MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let got = loop {
-        let mut pieces = [std::io::IoSliceMut::new(&mut text)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        match rustix::net::recvmsg(socket.as_fd(), &mut pieces, &mut ancillary, flags) {
-            Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET) => return Ok(None),
-            got => break got.map_err(failed("receiving"))?,
-        }
-    };
-    if got.bytes == 0 {
-        return Ok(None);
-    }
-    let mut fds = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(got) = message {
-            fds.extend(got);
-        }
-    }
-    let message = serde_json::from_slice(&text[..got.bytes])
+    let got = packet::receive(socket, &mut text).map_err(failed("receiving"))?;
+    let Some((len, fds)) = got else { return Ok(None) };
+    let message = serde_json::from_slice(&text[..len])
         .map_err(|e| ModulesError::Control(format!("a message: {e}")))?;
     Ok(Some((message, fds)))
 }
