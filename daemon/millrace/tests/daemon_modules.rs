@@ -80,7 +80,12 @@ fn processes(daemon: &Daemon) -> Vec<i32> {
         std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default()
     };
     let all: String = tasks.map(children).collect();
-    all.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    // Not the one that moves memory.
+    let is_other = |pid: &&str| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        !line.contains("huge-pages-process")
+    };
+    all.split_whitespace().filter(is_other).map(|pid| pid.parse().unwrap()).collect()
 }
 
 /// Waits for the end of a process.

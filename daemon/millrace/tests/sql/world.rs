@@ -92,7 +92,12 @@ impl World {
             std::fs::read_to_string(task.ok()?.path().join("children")).ok()
         };
         let all: String = tasks.filter_map(children).collect();
-        all.split_whitespace().next().map(|pid| pid.parse().unwrap())
+        // Not the one that moves memory.
+        let is_other = |pid: &&str| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            !line.contains("huge-pages-process")
+        };
+        all.split_whitespace().find(is_other).map(|pid| pid.parse().unwrap())
     }
 }
 
