@@ -91,6 +91,23 @@ pub trait Disk: Send {
         self.event_fd().is_none()
     }
 
+    /// Whether [`Disk::run`] is the shorter way for `count` requests that came together. What it
+    /// refuses is to be submitted.
+    fn runs_within_call(&self, count: usize) -> bool {
+        let _ = count;
+        false
+    }
+
+    /// Does one operation before it returns, past those that were submitted: bytes moved, or the
+    /// errno. Only where [`Disk::runs_within_call`] says so.
+    ///
+    /// # Safety
+    /// The buffer array and the buffers are valid until it returns.
+    unsafe fn run(&mut self, op: DiskOp) -> Result<u32, i32> {
+        let _ = op;
+        Err(libc::EOPNOTSUPP)
+    }
+
     /// Sets whether finished operations ring [`Disk::event_fd`]: off while the owner polls (a ring
     /// that nobody waits for costs time), on before it sleeps. An operation that finished before
     /// this call may not ring: the owner reaps once more after switching on. On at first.

@@ -280,6 +280,13 @@ impl Vring {
         self.parts.stats.kicks.add(1);
     }
 
+    /// Whether a [`Vring::pop`] would find chains. As it does, it breaks the port when the queue's
+    /// memory is not intact.
+    #[inline]
+    pub fn has_chains(&mut self) -> bool {
+        self.parts.health.is_live() && self.is_intact() && self.queue.has_work()
+    }
+
     /// Whether chains wait, as [`Queue::has_work`]; false when the port is broken.
     pub fn has_work(&self) -> bool {
         self.parts.health.is_live() && self.queue.has_work()

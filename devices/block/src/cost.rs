@@ -25,7 +25,13 @@ pub(crate) fn step_charge_bytes(job: &Job, len_bytes: u64, within_call: bool) ->
         JobKind::Discard if !within_call => len_bytes / DISCARD_SHARE,
         _ => len_bytes,
     };
-    bytes.max(MIN_CHARGE_BYTES)
+    moved_charge_bytes(bytes)
+}
+
+/// Charge for moving `len_bytes` in one step.
+#[inline]
+pub(crate) fn moved_charge_bytes(len_bytes: u64) -> u64 {
+    len_bytes.max(MIN_CHARGE_BYTES)
 }
 
 /// Bytes that count as one of a poll's budget and of a step. `is_copied`: they go through a buffer

@@ -4,6 +4,7 @@
 //! [`QueueEngine`] has the turns on the sidecore, the sleep, and what is taken when; the requests
 //! themselves are in [`Requests`].
 
+mod at_once;
 mod credit;
 mod flushes;
 mod held_requests;
@@ -260,6 +261,7 @@ impl QueueEngine {
         if budget > 0 {
             let waiting = self.requests.in_flight.slab.ready.len();
             let taken = self.take(budget, now_ns, ledger);
+            budget = budget.saturating_sub(self.requests.take_moved_bytes());
             if taken > 0 {
                 self.takes_new_first &= !new_first;
                 self.requests.in_flight.slab.ready.rotate_left(waiting);
@@ -294,11 +296,14 @@ impl QueueEngine {
         if free == 0 || self.drain_notice.is_some() {
             return 0;
         }
+        // Before anything is reckoned: most polls find nothing.
+        if !self.requests.vring.has_chains() {
+            self.batch.release();
+            return 0;
+        }
         let mut credit = self.credit.for_requests(ledger, now_ns);
         if credit.is_none() {
-            if self.requests.vring.has_work() {
-                self.credit.wait(&credit, ledger, now_ns);
-            }
+            self.credit.wait(&credit, ledger, now_ns);
             return 0;
         }
         credit.limit_bytes(budget * self.take_share);
@@ -328,6 +333,11 @@ impl QueueEngine {
         }
         if taken > 0 {
             self.batch.clear();
+            // The driver is told of what is done already, and then it is accounted for: with one
+            // request at a time, it waits.
+            if self.requests.has_completions() {
+                self.publish();
+            }
             self.credit.charge_batch(ledger, spent, popped, &limits, now_ns);
             let outstanding = self.requests.outstanding();
             self.requests.pace.note_batch(now_ns, taken, outstanding);

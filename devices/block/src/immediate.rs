@@ -89,6 +89,15 @@ impl<E: Executor> Disk for ImmediateDisk<E> {
         None
     }
 
+    fn runs_within_call(&self, count: usize) -> bool {
+        !E::BATCHES || count == 1
+    }
+
+    unsafe fn run(&mut self, op: DiskOp) -> Result<u32, i32> {
+        // SAFETY: the caller's promise.
+        unsafe { self.executor.execute(op) }
+    }
+
     fn len_bytes(&self) -> u64 {
         self.executor.len_bytes()
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::stage::Direction;
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
-use queue::{ChainBuf, Seg, Vring};
+use queue::{Chain, ChainBuf, Seg, Vring};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::cost;
@@ -25,7 +25,7 @@ use crate::orphans::Orphans;
 use crate::port_state::PortState;
 use crate::queue_disks::QueueDisks;
 use crate::request::HEADER_LEN_BYTES;
-use crate::slab::{Bounces, Job, JobKind, Slab, Slot, ZEROES};
+use crate::slab::{Bounces, IoVecs, Job, JobKind, Slab, Slot, ZEROES};
 
 /// Longest pause between two looks at the disks of a queue that ended: former disks ring no event.
 const SETTLE_LOOK: Duration = Duration::from_millis(100);
@@ -81,6 +81,8 @@ pub(crate) struct InFlight {
     pub is_immediate: bool,
     /// Most bytes of a step that begins now.
     pub step_len_bytes: u32,
+    /// Buffers of an operation that the disk does at once: see [`InFlight::run`].
+    iov: IoVecs,
 }
 
 impl InFlight {
@@ -89,7 +91,8 @@ impl InFlight {
         let is_immediate = disk.is_immediate();
         let disk = ManuallyDrop::new(QueueDisks::new(disk));
         let step_len_bytes = STEP_LEN_BYTES;
-        Self { disk, slab, bounces, orphans, in_disk: 0, is_immediate, step_len_bytes }
+        let iov = IoVecs::new();
+        Self { disk, slab, bounces, orphans, in_disk: 0, is_immediate, step_len_bytes, iov }
     }
 
     /// Chooses the length of steps: short ones where the sidecore waits for the disk and others
@@ -212,6 +215,24 @@ impl InFlight {
             }
             Err(e) => IssueOutcome::Failed(e.raw_os_error().unwrap_or(libc::EIO)),
         }
+    }
+
+    /// Has the disk move `len_bytes` of a read or write in no slot, at once. False: it did not move
+    /// all of them.
+    #[inline]
+    pub fn run(&mut self, chain: &Chain<'_>, is_read: bool, offset: u64, len_bytes: u32) -> bool {
+        let iov = &mut self.iov.0;
+        iov.clear();
+        let (segs, skip) =
+            if is_read { (chain.writable, 0) } else { (chain.readable, HEADER_LEN_BYTES) };
+        let described = queue::seg::subrange(segs, skip, len_bytes as usize, iov);
+        let (bufs, count) = (iov.as_ptr(), iov.len() as u32);
+        let op = match is_read {
+            true => DiskOp::Read { offset, bufs, count, len_bytes },
+            false => DiskOp::Write { offset, bufs, count, len_bytes },
+        };
+        // SAFETY: the list is ours, and its buffers are a chain's, whose batch keeps them mapped.
+        described == len_bytes as usize && unsafe { self.disk.run(op) } == Ok(len_bytes)
     }
 
     /// Bounce buffers that no request has.
@@ -368,6 +389,7 @@ impl Drop for InFlight {
             in_disk: self.in_disk,
             is_immediate: self.is_immediate,
             step_len_bytes: self.step_len_bytes,
+            iov: IoVecs(Vec::new()),
         };
         Arc::clone(&self.orphans).adopt(self.in_disk, rest, InFlight::settle);
     }

@@ -67,6 +67,23 @@ impl QueueDisks {
         unsafe { self.current.submit(token, op) }
     }
 
+    /// Whether the current disk does `count` requests sooner by [`QueueDisks::run`]:
+    /// [`Disk::runs_within_call`].
+    #[inline]
+    pub fn runs_within_call(&self, count: usize) -> bool {
+        self.current.runs_within_call(count)
+    }
+
+    /// Has the current disk do an operation at once: [`Disk::run`].
+    ///
+    /// # Safety
+    /// The same contract.
+    #[inline]
+    pub unsafe fn run(&mut self, op: DiskOp) -> Result<u32, i32> {
+        // SAFETY: the caller's promise.
+        unsafe { self.current.run(op) }
+    }
+
     /// Starts the operations of all disks: [`Disk::flush_submissions`].
     #[inline]
     pub fn flush_submissions(&mut self) -> io::Result<()> {

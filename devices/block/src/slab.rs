@@ -20,7 +20,7 @@ unsafe impl Send for IoVecs {}
 
 impl IoVecs {
     /// An empty list with room for an operation's buffers.
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(Vec::with_capacity(MAX_OP_SEGS))
     }
 }

@@ -122,9 +122,12 @@ impl Allowance {
     /// Number of requests of about `each` bytes to take from a queue, `max` at most.
     #[inline]
     pub fn batch(&self, each: u64, max: usize) -> usize {
-        let by_bytes = match self.bytes / each.max(1) {
-            n if n >= max as u64 => max,
-            n => n as usize + 1,
+        let each = each.max(1);
+        // Most allowances are enough for all: a multiplication, where a division takes ten times
+        // as long.
+        let by_bytes = match each.saturating_mul(max as u64) {
+            all if self.bytes >= all => max,
+            _ => (self.bytes / each) as usize + 1,
         };
         by_bytes.min(self.requests as usize).min(max)
     }

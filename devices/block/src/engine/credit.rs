@@ -92,7 +92,11 @@ impl QueueCredit {
         let is_cut = (spent.requests as usize) < popped;
         ledger.charge(self.vm, spent, popped == limits.by_thread || is_cut, now_ns);
         self.pass.charge(ledger, spent, popped == limits.most, now_ns);
-        self.mean_cost = spent.bytes / u64::from(spent.requests.max(1));
+        // One at a time needs no division, which takes as long as all the rest of this.
+        self.mean_cost = match spent.requests {
+            0 | 1 => spent.bytes,
+            many => spent.bytes / u64::from(many),
+        };
     }
 
     /// Charges steps of requests. `more`: others wait.

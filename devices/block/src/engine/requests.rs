@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use base::io::DiskDone;
 use queue::{Batch, Completion, RingError, Vring};
 
+use super::at_once::AtOnce;
 use super::flushes::Flushes;
 use super::held_requests::HeldRequests;
 use super::placeholders::PlaceholderQueue;
@@ -28,12 +29,13 @@ pub(crate) struct Requests {
     /// Handler of placeholder requests; `None` on ports without one.
     pub placeholders: Option<PlaceholderQueue>,
     /// Whether requests of this batch may be placeholders.
-    may_have_placeholders: bool,
+    pub(super) may_have_placeholders: bool,
+    pub(super) at_once: AtOnce,
     pub port: Arc<PortState>,
-    stats: Arc<BlockStats>,
+    pub(super) stats: Arc<BlockStats>,
     done: Vec<DiskDone>,
-    completions: Vec<Completion>,
-    latencies: LatencyRecorder,
+    pub(super) completions: Vec<Completion>,
+    pub(super) latencies: LatencyRecorder,
     log: ErrorLog,
     pub pace: DriverPace,
 }
@@ -56,6 +58,7 @@ impl Requests {
             held: HeldRequests::new(depth),
             placeholders: None,
             may_have_placeholders: false,
+            at_once: AtOnce::new(&port),
             port,
             stats,
             done: Vec::with_capacity(usize::from(depth)),
@@ -106,7 +109,7 @@ impl Requests {
     /// Number of requests that the driver sees as not done, without held ones.
     #[inline]
     pub fn outstanding(&self) -> u32 {
-        self.active_count() as u32 + self.vring.unnotified()
+        (self.active_count() + self.completions.len()) as u32 + self.vring.unnotified()
     }
 
     /// Notes that a batch of requests came from the ring: they are started next.
@@ -114,10 +117,23 @@ impl Requests {
     pub fn begin_batch(&mut self, popped: usize) {
         self.may_have_placeholders =
             popped > 0 && self.placeholders.as_ref().is_some_and(PlaceholderQueue::has_known);
+        if popped > 0 {
+            self.choose_at_once(popped);
+        }
+    }
+
+    /// Begins the request of a popped chain, and ends it too where that is possible at once.
+    /// Returns the cost of its first step.
+    #[inline]
+    pub fn start(&mut self, batch: &Batch, index: usize, now_ns: u64) -> u64 {
+        match self.serve_at_once(&batch.get(index), now_ns) {
+            Some(cost) => cost,
+            None => self.start_in_slot(batch, index, now_ns),
+        }
     }
 
     /// Loads a popped chain into a slot and begins its request. Returns the cost of its first step.
-    pub fn start(&mut self, batch: &Batch, index: usize, now_ns: u64) -> u64 {
+    fn start_in_slot(&mut self, batch: &Batch, index: usize, now_ns: u64) -> u64 {
         let Some(slot) = self.in_flight.slab.free.pop() else { return 0 };
         // Cannot fail: whoever took the batch looked for room.
         if !self.in_flight.slab.load(slot, batch, index) {
@@ -478,22 +494,17 @@ impl Requests {
         let chain = s.chain.chain();
         let mut written = 0;
         match s.job.kind {
+            JobKind::Read if status == Status::Ok => {
+                written = chain.writable_len - 1;
+                self.count_moved(true, written.into());
+            }
             JobKind::Read => {
                 self.stats.reads.add(1);
-                if status == Status::Ok {
-                    written = chain.writable_len - 1;
-                    self.count_bytes(u64::from(written), true);
-                } else {
-                    // Steps that were done, in order.
-                    written = s.job.done as u32;
-                }
+                // Steps that were done, in order.
+                written = s.job.done as u32;
             }
-            JobKind::Write => {
-                self.stats.writes.add(1);
-                if status == Status::Ok {
-                    self.count_bytes(s.job.range.len, false);
-                }
-            }
+            JobKind::Write if status == Status::Ok => self.count_moved(false, s.job.range.len),
+            JobKind::Write => self.stats.writes.add(1),
             JobKind::Flush => self.stats.flushes.add(1),
             JobKind::Discard => self.stats.discards.add(1),
             JobKind::WriteZeroes => self.stats.write_zeroes.add(1),
@@ -501,9 +512,16 @@ impl Requests {
         self.complete(slot, status, written);
     }
 
-    fn count_bytes(&self, len: u64, read: bool) {
-        let counter = if read { &self.stats.read_bytes } else { &self.stats.written_bytes };
-        counter.add(len);
+    /// Counts a read or write of `len` bytes that was done.
+    #[inline]
+    pub(super) fn count_moved(&self, is_read: bool, len: u64) {
+        let stats = &self.stats;
+        let (count, bytes) = match is_read {
+            true => (&stats.reads, &stats.read_bytes),
+            false => (&stats.writes, &stats.written_bytes),
+        };
+        count.add(1);
+        bytes.add(len);
         self.vring.parts.stats.bytes.add(len);
         if self.port.demands.copies {
             self.vring.parts.stats.copied_bytes.add(len);
@@ -529,6 +547,12 @@ impl Requests {
         self.vring.queue.mark_held(held, chain.writable_len as usize);
         self.completions.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
         self.in_flight.release(slot);
+    }
+
+    /// Whether there are completions that are not visible to the driver.
+    #[inline]
+    pub fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
     }
 
     /// Makes completions visible to the driver, and counts.

@@ -26,6 +26,10 @@ pub(crate) struct State {
     pub script: VecDeque<Result<u32, i32>>,
     /// Every operation that was submitted: `read`, `write`, …, with offset and length.
     pub log: Vec<(&'static str, u64, u64)>,
+    /// Does operations within the call, too: [`Disk::run`].
+    pub runs: bool,
+    /// Operations that were done so.
+    pub ran: usize,
     /// Hold operations until [`ModelDisk::finish_one`].
     pub hold: bool,
     /// Whether the next end that is opened panics at its first reap.
@@ -90,7 +94,12 @@ impl ModelDisk {
 
 impl State {
     fn finish(&mut self, token: u32, op: DiskOp) {
-        let result = match self.script.pop_front() {
+        let result = self.outcome(op);
+        self.done.push(DiskDone { token, result });
+    }
+
+    fn outcome(&mut self, op: DiskOp) -> Result<u32, i32> {
+        match self.script.pop_front() {
             Some(Err(errno)) => {
                 if matches!(op, DiskOp::Flush) && errno != libc::EINTR && errno != libc::EAGAIN {
                     self.dirty.clear();
@@ -103,8 +112,17 @@ impl State {
                 let limit = self.short_limit(op);
                 Ok(self.perform(op, limit))
             }
-        };
-        self.done.push(DiskDone { token, result });
+        }
+    }
+
+    fn note(&mut self, op: DiskOp) {
+        self.log.push(match op {
+            DiskOp::Read { offset, len_bytes, .. } => ("read", offset, len_bytes.into()),
+            DiskOp::Write { offset, len_bytes, .. } => ("write", offset, len_bytes.into()),
+            DiskOp::Flush => ("flush", 0, 0),
+            DiskOp::Discard { offset, len_bytes } => ("discard", offset, len_bytes),
+            DiskOp::WriteZeroes { offset, len_bytes, .. } => ("zeroes", offset, len_bytes),
+        });
     }
 
     fn is_full_for(&self, op: DiskOp) -> bool {
@@ -175,19 +193,24 @@ impl Drop for EngineSide {
 impl Disk for EngineSide {
     unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
         let mut state = self.0.state();
-        state.log.push(match op {
-            DiskOp::Read { offset, len_bytes, .. } => ("read", offset, len_bytes.into()),
-            DiskOp::Write { offset, len_bytes, .. } => ("write", offset, len_bytes.into()),
-            DiskOp::Flush => ("flush", 0, 0),
-            DiskOp::Discard { offset, len_bytes } => ("discard", offset, len_bytes),
-            DiskOp::WriteZeroes { offset, len_bytes, .. } => ("zeroes", offset, len_bytes),
-        });
+        state.note(op);
         if state.hold {
             state.held.push((token, op));
         } else {
             state.finish(token, op);
         }
         Ok(())
+    }
+
+    fn runs_within_call(&self, _count: usize) -> bool {
+        self.0.state().runs
+    }
+
+    unsafe fn run(&mut self, op: DiskOp) -> Result<u32, i32> {
+        let mut state = self.0.state();
+        state.note(op);
+        state.ran += 1;
+        state.outcome(op)
     }
 
     fn flush_submissions(&mut self) -> io::Result<()> {

@@ -3,6 +3,7 @@
 #[allow(non_snake_case)]
 mod abuse;
 mod allocations;
+mod at_once;
 #[allow(non_snake_case)]
 mod claims;
 mod credits;

@@ -107,7 +107,11 @@ impl Port {
         let mut queues = Vec::new();
         for (index, ring) in rings?.into_iter().enumerate() {
             let bells = session.start(index as u32, &ring)?;
-            queues.push(Queue { ring, bells, kicks: 0, interrupts: 0 });
+            let mut queue = Queue { ring, bells, kicks: 0, interrupts: 0 };
+            // A back end may begin with a ring at its first kick only (vhost-user, "Ring states"):
+            // VPP does.
+            queue.kick()?;
+            queues.push(queue);
         }
         Ok(Self { session, queues, memory })
     }

@@ -37,7 +37,7 @@ impl Backend for Spdk {
         command.arg("-m").arg(cpu_mask(bed)).arg("-S").arg(folder);
         command.arg("-r").arg(folder.join("rpc.sock")).arg("--json").arg(&config);
         // Its huge pages need a mounted file system; a disk's data is in the front end's anyway.
-        command.args(["--no-huge", "-s", "512", "--no-pci"]);
+        command.args(["--no-huge", "-s", "1024", "--no-pci"]);
         trial.launch_disk(self.name(), &mut command)
     }
 }
