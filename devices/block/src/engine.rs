@@ -298,6 +298,7 @@ impl QueueEngine {
         }
         // Before anything is reckoned: most polls find nothing.
         if !self.requests.vring.has_chains() {
+            self.is_waiting_for_list = false;
             self.batch.release();
             return 0;
         }

@@ -5,17 +5,10 @@ use std::time::Duration;
 use lab::Vm;
 use lab::{Daemon, Disk, Guest, Lab, Net, Vsock};
 
-use crate::common::{MIB, alone, boot, daemon, transfer, until};
+use crate::common::{MIB, alone, boot, daemon, transfer};
 use crate::strace::Strace;
 
 const WATCHED: Duration = Duration::from_secs(10);
-
-/// Pause in which memory is moved if any is to be: the daemon looks every eight seconds at least.
-const SETTLED: Duration = Duration::from_secs(10);
-
-fn huge_bytes(daemon: &Daemon) -> f64 {
-    daemon.metric_sum("millrace_vm_huge_bytes", &[]).unwrap()
-}
 
 fn two_guests(lab: &Lab) -> (Daemon, [Guest; 2]) {
     let vm = |name: &str, cid| {
@@ -40,13 +33,7 @@ fn idle_under_one_percent_of_a_core() {
     let lab = Lab::new().unwrap();
     let (daemon, [a, b]) = two_guests(&lab);
     transfer(&a, &b, "tcp", "10.0.0.2", 4 * MIB);
-    // Guests that have just booted have memory that is moved, which is work.
-    let mut huge = huge_bytes(&daemon);
-    until("all memory is moved", || {
-        std::thread::sleep(SETTLED);
-        let before = std::mem::replace(&mut huge, huge_bytes(&daemon));
-        huge == before
-    });
+    daemon.wait_for_huge_pages().unwrap();
     let before = daemon.cpu_time().unwrap();
     // The amount is CPU time, not time: a busy machine makes it smaller, never larger.
     std::thread::sleep(WATCHED);

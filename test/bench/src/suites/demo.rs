@@ -93,6 +93,8 @@ impl Bed {
             pairs.push(peer.start(&base)?);
         }
         pairs.iter().try_for_each(Pair::wait_ready)?;
+        progress.step("waiting until the VMs' memory is in huge pages");
+        daemon.wait_for_huge_pages().map_err(|e| BenchError::lab("move memory", e))?;
         let release = pairs[0].client.release().to_string();
         progress.step(&format!("all VMs run Linux {release}"));
         let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);

@@ -17,7 +17,10 @@ impl Backend for Vpp {
     }
 
     fn refuses(&self, case: &Case) -> Option<&'static str> {
-        if case.is_net() { None } else { NOT_MINE }
+        match case.is_net() {
+            false => NOT_MINE,
+            true => (case.ring == Ring::InOrder).then_some("has no in-order rings"),
+        }
     }
 
     fn start(&self, trial: &Trial<'_>) -> Result<Running, BenchError> {
