@@ -73,21 +73,6 @@ fn client(place: &Place, id: u8) -> Client {
     }
 }
 
-/// The processes of modules of a daemon.
-fn processes(daemon: &Daemon) -> Vec<i32> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
-    let children = |task: std::io::Result<std::fs::DirEntry>| {
-        std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default()
-    };
-    let all: String = tasks.map(children).collect();
-    // Not the one that moves memory.
-    let is_other = |pid: &&str| {
-        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        !line.contains("huge-pages-process")
-    };
-    all.split_whitespace().filter(is_other).map(|pid| pid.parse().unwrap()).collect()
-}
-
 /// Waits for the end of a process.
 fn wait_end(pidfd: &OwnedFd) {
     let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
@@ -190,7 +175,7 @@ fn modules_are_loaded_again_from_the_config() {
     let daemon = place.start();
     let mut old = client(&place, 1);
     assert_eq!(old.ask(1, b"dxxx"), 0u64.to_le_bytes());
-    let before = processes(&daemon);
+    let before = daemon.module_processes();
     let refused = |words: &str, args: &[&str]| {
         let (code, shown) = module(&place, args);
         assert!(code == Some(4) && shown.contains(words), "{code:?} {shown}");
@@ -213,7 +198,7 @@ fn modules_are_loaded_again_from_the_config() {
     refused("VM other had no [vm.modules] when the daemon started", &["load", "other"]);
     refused("there is no VM nobody", &["load", "nobody"]);
     assert_eq!(old.ask(2, b"alive"), b"alive");
-    assert_eq!(processes(&daemon), before);
+    assert_eq!(daemon.module_processes(), before);
 
     // The new one has a file of another name, which is empty.
     rewrite(&place, |text| {
@@ -225,8 +210,8 @@ fn modules_are_loaded_again_from_the_config() {
     assert_eq!(goodbye.failure().0, guest_abi::module::failure::ENDING);
     assert_eq!(len(&mut client(&place, 1), 3), 0);
     assert!(place.path("state/db/a/log").exists());
-    assert_ne!(processes(&daemon), before);
-    assert_eq!(processes(&daemon).len(), 1);
+    assert_ne!(daemon.module_processes(), before);
+    assert_eq!(daemon.module_processes().len(), 1);
 }
 
 /// A module's durable files outlive its daemon, and its process does not.
@@ -240,7 +225,7 @@ fn a_killed_daemon_leaves_files_and_no_process() {
         assert_eq!(len(&mut client, 10 * round), wanted);
         client.ask(10 * round + 1, b"d234");
         wanted += 4;
-        let old = watch(processes(&daemon)[0]);
+        let old = watch(daemon.module_processes()[0]);
         daemon.kill();
         wait_end(&old);
     }
@@ -248,7 +233,7 @@ fn a_killed_daemon_leaves_files_and_no_process() {
     let daemon = place.start();
     assert_eq!(len(&mut client(&place, 1), 100), wanted);
     // Also when the process alone is killed.
-    let pid = processes(&daemon)[0];
+    let pid = daemon.module_processes()[0];
     let old = watch(pid);
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     wait_end(&old);
@@ -261,7 +246,7 @@ fn a_stopped_daemon_leaves_no_process_and_no_socket() {
     let daemon = place.start();
     let mut client = client(&place, 1);
     client.ask(1, b"dxxx");
-    let pid = processes(&daemon)[0];
+    let pid = daemon.module_processes()[0];
     let process = watch(pid);
     // Sent to all of a group by terminals: the daemon has the say.
     for signal in [Signal::HUP, Signal::INT] {
@@ -307,7 +292,7 @@ fn a_replaced_program_goes_on_as_it_was() {
     client(&place, 1);
     let program = |pid: i32| std::fs::metadata(format!("/proc/{pid}/exe")).unwrap().ino();
     let own = program(daemon.pid() as i32);
-    assert_eq!(program(processes(&daemon)[0]), own);
-    let command = std::fs::read(format!("/proc/{}/cmdline", processes(&daemon)[0])).unwrap();
+    assert_eq!(program(daemon.module_processes()[0]), own);
+    let command = std::fs::read(format!("/proc/{}/cmdline", daemon.module_processes()[0])).unwrap();
     assert!(command.starts_with(b"/proc/self/exe\0module-process\0db\0"), "{command:?}");
 }

@@ -244,11 +244,11 @@ impl Daemon {
     /// after they booted.
     ///
     /// # Errors
-    /// As [`metrics`](Self::metrics).
-    pub fn wait_for_huge_pages(&self) -> Result<(), LabError> {
+    /// It still does after `time`; else as [`metrics`](Self::metrics).
+    pub fn wait_for_huge_pages(&self, time: Duration) -> Result<(), LabError> {
         let moved = || self.metric_sum("millrace_vm_huge_bytes", &[]);
-        let mut before = moved()?;
-        loop {
+        let (end, mut before) = (Instant::now() + time, moved()?);
+        while Instant::now() < end {
             std::thread::sleep(HUGE_PAGES_PAUSE);
             let now = moved()?;
             if now.total_cmp(&before).is_eq() {
@@ -256,6 +256,7 @@ impl Daemon {
             }
             before = now;
         }
+        Err(self.error(format!("it moves memory after {time:?} still")))
     }
 
     /// Client of its control socket.

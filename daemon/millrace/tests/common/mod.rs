@@ -187,6 +187,16 @@ impl Daemon {
         self.child.as_ref().unwrap().id()
     }
 
+    /// Processes of modules: all children of the daemon but the one that moves memory.
+    pub fn module_processes(&self) -> Vec<i32> {
+        let is_of_modules = |pid: &u32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            !line.contains("huge-pages-process")
+        };
+        let children = lab::process::children(self.pid()).into_iter().filter(is_of_modules);
+        children.map(|pid| pid as i32).collect()
+    }
+
     /// Asks until a port's status is as `wanted`: a session tells it shortly after its answer.
     pub fn wait_port(&self, vm: &str, port: &str, wanted: &[(&str, Value)]) {
         let begin = std::time::Instant::now();

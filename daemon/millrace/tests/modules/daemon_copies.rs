@@ -153,7 +153,7 @@ fn drained_modules_stay_so_across_restarts_until_they_are_resumed_elsewhere() {
     let mut first = client(&place, 1);
     assert_eq!(first.ask(1, b"dxxx"), 0u64.to_le_bytes());
     assert_eq!(module(&place, &["drain", "db"]), (Some(0), String::new()));
-    assert_eq!((state(&daemon), processes(&daemon)), (json!("drained"), vec![]));
+    assert_eq!((state(&daemon), daemon.module_processes()), (json!("drained"), vec![]));
     conforms("Module", &daemon.get("/v1/vms/db/modules")[0]);
     refused(&place, "the modules are drained: resume them first", &["load", "db"]);
     // Copies are taken of what stands still, too, and put there.
@@ -178,7 +178,7 @@ fn drained_modules_stay_so_across_restarts_until_they_are_resumed_elsewhere() {
     assert!(waits.welcomed().is_some());
     assert_eq!(len(&mut waits, 2), 4);
     wait_module(&daemon, "db", &|m| m["state"] == "running");
-    assert_eq!(processes(&daemon).len(), 1);
+    assert_eq!(daemon.module_processes().len(), 1);
     // Once more is no mistake.
     assert_eq!(module(&other, &["resume", "db"]).0, Some(0));
     // Files that came while its modules run are not what they serve.
@@ -208,7 +208,7 @@ fn a_folder_that_another_process_serves_is_not_drained() {
         });
         // The next one may be quicker, and then it is its turn.
         while !take.is_finished() {
-            for pid in processes(&daemon) {
+            for pid in daemon.module_processes() {
                 // It may have ended meanwhile.
                 let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
             }

@@ -87,17 +87,7 @@ impl World {
 
     /// The process of modules.
     pub fn process(&self) -> Option<i32> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.daemon.pid())).unwrap();
-        let children = |task: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read_to_string(task.ok()?.path().join("children")).ok()
-        };
-        let all: String = tasks.filter_map(children).collect();
-        // Not the one that moves memory.
-        let is_other = |pid: &&str| {
-            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            !line.contains("huge-pages-process")
-        };
-        all.split_whitespace().find(is_other).map(|pid| pid.parse().unwrap())
+        self.daemon.module_processes().first().copied()
     }
 }
 

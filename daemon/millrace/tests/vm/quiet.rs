@@ -5,7 +5,7 @@ use std::time::Duration;
 use lab::Vm;
 use lab::{Daemon, Disk, Guest, Lab, Net, Vsock};
 
-use crate::common::{MIB, alone, boot, daemon, transfer};
+use crate::common::{MIB, READY, alone, boot, daemon, transfer};
 use crate::strace::Strace;
 
 const WATCHED: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ fn idle_under_one_percent_of_a_core() {
     let lab = Lab::new().unwrap();
     let (daemon, [a, b]) = two_guests(&lab);
     transfer(&a, &b, "tcp", "10.0.0.2", 4 * MIB);
-    daemon.wait_for_huge_pages().unwrap();
+    daemon.wait_for_huge_pages(READY).unwrap();
     let before = daemon.cpu_time().unwrap();
     // The amount is CPU time, not time: a busy machine makes it smaller, never larger.
     std::thread::sleep(WATCHED);

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use queue::{Chain, Completion};
 
-use super::requests::Requests;
+use super::requests::{Requests, write_status};
 use crate::cost;
 use crate::limits::MAX_OP_SEGS;
 use crate::port_state::PortState;
@@ -94,11 +94,9 @@ impl Requests {
         self.stats.disk_ops.add(1);
         self.count_moved(is_read, range.len);
         self.latencies.add(now_ns);
-        queue::seg::set_last_byte(chain.writable, Status::Ok as u8);
+        let data_len = if is_read { chain.writable_len - 1 } else { 0 };
+        let written = write_status(chain, Status::Ok, data_len);
         self.vring.queue.mark_written(chain.writable, chain.writable_len as usize);
-        // As in `complete`: of a write, the status byte counts where nothing lies before it.
-        let is_whole = is_read || chain.writable_len == 1;
-        let written = if is_whole { chain.writable_len } else { 0 };
         self.completions.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
     }
 }

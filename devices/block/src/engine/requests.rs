@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use base::io::DiskDone;
-use queue::{Batch, Completion, RingError, Vring};
+use queue::{Batch, Chain, Completion, RingError, Vring};
 
 use super::at_once::AtOnce;
 use super::flushes::Flushes;
@@ -528,21 +528,14 @@ impl Requests {
         }
     }
 
-    /// Writes the status byte, where there is one (of a chain with a fault it may be out of reach),
-    /// and frees the slot; the completion is published with its batch. `data_len`: bytes of data
-    /// that were written from the first on. The used length is of bytes without a gap (virtio 1.2,
-    /// 2.7.8.2): it counts the status byte only when all before it was written.
+    /// Writes the status byte and frees the slot; the completion is published with its batch.
+    /// `data_len`: bytes of data that were written from the first on.
     fn complete(&mut self, slot: u16, status: Status, data_len: u32) {
         self.held.forget_probe(slot, self.log.now_ns, &self.stats);
         let Slot { chain: held, taken_ns, .. } = &self.in_flight.slab.slots[usize::from(slot)];
         self.latencies.add(*taken_ns);
         let chain = held.chain();
-        let mut written = data_len;
-        if queue::seg::set_last_byte(chain.writable, status as u8) {
-            // Of a chain with a fault, what lies before the status byte is not known here.
-            let is_whole = chain.writable_len - 1 == data_len && chain.fault.is_none();
-            written += u32::from(is_whole);
-        }
+        let written = write_status(&chain, status, data_len);
         // The status byte is the last one, and failed reads may have written too: all is dirty.
         self.vring.queue.mark_held(held, chain.writable_len as usize);
         self.completions.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
@@ -564,4 +557,18 @@ impl Requests {
         self.vring.push(&self.completions);
         self.completions.clear();
     }
+}
+
+/// Writes the status byte, where there is one (of a chain with a fault it may be out of reach).
+/// Returns the used length: of bytes without a gap (virtio 1.2, 2.7.8.2), so it counts the status
+/// byte only when all before it was written. `data_len`: bytes of data that were written from the
+/// first on.
+#[inline]
+pub(super) fn write_status(chain: &Chain<'_>, status: Status, data_len: u32) -> u32 {
+    if !queue::seg::set_last_byte(chain.writable, status as u8) {
+        return data_len;
+    }
+    // Of a chain with a fault, what lies before the status byte is not known here.
+    let is_whole = chain.writable_len - 1 == data_len && chain.fault.is_none();
+    data_len + u32::from(is_whole)
 }

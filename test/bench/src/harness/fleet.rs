@@ -107,8 +107,9 @@ impl Fleet {
             let booted = lab::boot_all(base.ground.lab, guests.to_vec(), READY);
             fleet.guests.extend(booted.map_err(|e| failed(name, e))?);
         }
-        let moved = fleet.daemon.as_ref().map_or(Ok(()), Daemon::wait_for_huge_pages);
-        moved.map_err(|e| failed(name, e))?;
+        if let Some(daemon) = &fleet.daemon {
+            daemon.wait_for_huge_pages(READY).map_err(|e| failed(name, e))?;
+        }
         Ok(fleet)
     }
 

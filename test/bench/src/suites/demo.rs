@@ -25,6 +25,8 @@ use pair::Pair;
 
 /// Bytes of each disk image: more than the guest's memory, so that nobody serves it from there.
 const DISK_LEN_BYTES: u64 = 256 << 20;
+/// Time for the VMs' memory to come into huge pages: ten times as long as a quiet machine takes.
+const MEMORY_RESTS: Duration = Duration::from_secs(240);
 /// Address of the guest that puts on the load; both pairs have a network of their own.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 /// Address of the guest that answers.
@@ -94,7 +96,7 @@ impl Bed {
         }
         pairs.iter().try_for_each(Pair::wait_ready)?;
         progress.step("waiting until the VMs' memory is in huge pages");
-        daemon.wait_for_huge_pages().map_err(|e| BenchError::lab("move memory", e))?;
+        daemon.wait_for_huge_pages(MEMORY_RESTS).map_err(|e| BenchError::lab("move memory", e))?;
         let release = pairs[0].client.release().to_string();
         progress.step(&format!("all VMs run Linux {release}"));
         let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
