@@ -144,7 +144,10 @@ fn print_table(
         }
     };
     match document {
-        Some(path) => table::rewrite_file(path, section, &text)?,
+        Some(path) => {
+            table::rewrite_file(path, section, &text)?;
+            eprintln!("bench: {} has the new table; README's is of `bench summary`", path.display());
+        }
         None if markdown => print!("{text}"),
         None => print!("{plain}"),
     }
