@@ -146,7 +146,10 @@ fn print_table(
     match document {
         Some(path) => {
             table::rewrite_file(path, section, &text)?;
-            eprintln!("bench: {} has the new table; README's is of `bench summary`", path.display());
+            eprintln!(
+                "bench: {} has the new table; README's is of `bench summary`",
+                path.display()
+            );
         }
         None if markdown => print!("{text}"),
         None => print!("{plain}"),
