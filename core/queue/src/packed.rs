@@ -13,7 +13,7 @@ use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::parts::{AHEAD, Desc, PackedParts};
-use crate::setup::{Completion, Position, RingSetup, WRAP_BIT};
+use crate::setup::{Completion, Position, RingSetup, WRAP_BIT, Wish};
 use crate::walk::{ChainBuilder, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED` (2.8.1).
@@ -331,31 +331,46 @@ impl PackedRing {
         }
     }
 
-    /// Whether the driver wants to hear of what was pushed (2.8.10).
+    /// The driver's wish to hear of what was pushed (2.8.10).
     #[inline]
-    pub fn take_notify(&mut self) -> bool {
+    pub fn take_notify(&mut self) -> Wish {
         // A full fence, as in `SplitRing::take_notify`.
         fence(Ordering::SeqCst);
         let pushed = self.unsignalled.replace(0);
         let (off_wrap, flags) = self.parts.driver_event();
         match flags & 3 {
-            EVENT_DISABLE => false,
+            EVENT_DISABLE => Wish::always(false),
             EVENT_DESC if self.event_idx => match pushed {
-                Some(pushed) => self.has_passed(off_wrap, pushed),
-                None => true,
+                Some(pushed) => {
+                    let behind = self.pushed_since(off_wrap);
+                    let is_wanted = behind > 0 && behind <= i64::from(pushed);
+                    Wish { is_wanted, was_waiting: behind == i64::from(pushed) }
+                }
+                None => Wish { is_wanted: true, was_waiting: false },
             },
+            _ => Wish::always(true),
+        }
+    }
+
+    /// Whether the driver has taken all that was pushed and wants to hear of what comes next.
+    #[inline]
+    pub fn driver_waits(&self) -> bool {
+        let wrap = if self.used.wrap { WRAP_BIT } else { 0 };
+        let (off_wrap, flags) = self.parts.driver_event();
+        match flags & 3 {
+            EVENT_DISABLE => false,
+            EVENT_DESC if self.event_idx => off_wrap == self.used.at | wrap,
             _ => true,
         }
     }
 
-    /// Whether the descriptor at `off_wrap` is among the last `pushed` used ones.
+    /// Used descriptors from the one at `off_wrap` on; less than one: it is not used yet.
     #[inline]
-    fn has_passed(&self, off_wrap: u16, pushed: u32) -> bool {
+    fn pushed_since(&self, off_wrap: u16) -> i64 {
         let same_lap = (off_wrap & WRAP_BIT != 0) == self.used.wrap;
         let lap = if same_lap { 0 } else { i64::from(self.size) };
         let event = i64::from(off_wrap & !WRAP_BIT) - lap;
-        let new = i64::from(self.used.at);
-        event < new && event >= new - i64::from(pushed)
+        i64::from(self.used.at) - event
     }
 
     /// Whether chains wait.

@@ -36,6 +36,8 @@ pub struct Queue {
     record: Option<Vec<Desc>>,
     /// Completions published since the last `take_notify`.
     unsignalled: u32,
+    /// The driver had nothing left to take when the first of them came.
+    was_waiting: bool,
 }
 
 impl Queue {
@@ -55,6 +57,7 @@ impl Queue {
             redeliveries: Redeliveries::default(),
             record: None,
             unsignalled: 0,
+            was_waiting: false,
         })
     }
 
@@ -232,9 +235,29 @@ impl Queue {
             return false;
         }
         self.unsignalled = 0;
-        match &mut self.ring {
+        let wish = match &mut self.ring {
             Ring::Split(ring) => ring.take_notify(),
             Ring::Packed(ring) => ring.take_notify(),
+        };
+        self.was_waiting = wish.was_waiting;
+        wish.is_wanted
+    }
+
+    /// Whether the driver had taken all that there was before, as [`Queue::driver_waits`] says it,
+    /// when the last [`Queue::take_notify`] found something new. That one has looked already.
+    #[inline]
+    pub fn driver_waited(&self) -> bool {
+        self.was_waiting
+    }
+
+    /// Whether the driver has taken all that was pushed and wants to hear of what comes next: its
+    /// interrupt handler has come to an end. A driver that turns notifications neither off nor on
+    /// seems to wait always. It may change its mind at any time.
+    #[inline]
+    pub fn driver_waits(&self) -> bool {
+        match &self.ring {
+            Ring::Split(ring) => ring.driver_waits(),
+            Ring::Packed(ring) => ring.driver_waits(),
         }
     }
 

@@ -121,6 +121,22 @@ pub struct Completion {
     pub written: u32,
 }
 
+/// Wish of a driver to hear of what was pushed since it was asked the last time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish {
+    /// The driver wants to.
+    pub is_wanted: bool,
+    /// The driver wanted to hear of the first of it, so it had taken everything before.
+    pub was_waiting: bool,
+}
+
+impl Wish {
+    /// Wish of a driver that says yes or no, and no position.
+    pub fn always(is_wanted: bool) -> Self {
+        Self { is_wanted, was_waiting: is_wanted }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

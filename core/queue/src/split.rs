@@ -7,7 +7,7 @@ use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::parts::{AHEAD, Desc, SplitParts};
-use crate::setup::{Completion, Position, RingSetup};
+use crate::setup::{Completion, Position, RingSetup, Wish};
 use crate::walk::{ChainBuilder, F_INDIRECT, F_NEXT, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY` (2.7.6, 2.7.8).
@@ -187,22 +187,31 @@ impl SplitRing {
         log.mark(base.saturating_add(2), 2);
     }
 
-    /// Whether the driver wants to hear of what was pushed (2.7.7.2, 2.7.10).
+    /// The driver's wish to hear of what was pushed (2.7.7.2, 2.7.10).
     #[inline]
-    pub fn take_notify(&mut self) -> bool {
+    pub fn take_notify(&mut self) -> Wish {
         // The driver publishes its wish and then looks at our index; we publish our index and then
         // look at its wish. Without the fence both could see the past, and the driver would sleep.
         fence(Ordering::SeqCst);
         if !self.event_idx {
-            return self.parts.avail_flags() & F_QUIET == 0;
+            return Wish::always(self.parts.avail_flags() & F_QUIET == 0);
         }
         let Some(old) = self.signalled_used.replace(self.next_used) else {
-            return true;
+            return Wish { is_wanted: true, was_waiting: false };
         };
         let event = self.parts.used_event();
         let (past_event, pushed) =
             (self.next_used.wrapping_sub(event).wrapping_sub(1), self.next_used.wrapping_sub(old));
-        past_event < pushed
+        Wish { is_wanted: past_event < pushed, was_waiting: event == old }
+    }
+
+    /// Whether the driver has taken all that was pushed and wants to hear of what comes next.
+    #[inline]
+    pub fn driver_waits(&self) -> bool {
+        match self.event_idx {
+            true => self.parts.used_event() == self.next_used,
+            false => self.parts.avail_flags() & F_QUIET == 0,
+        }
     }
 
     /// Whether chains wait.

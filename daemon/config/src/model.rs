@@ -146,7 +146,8 @@ pub enum Placement {
 pub struct SwitchConfig {
     /// Name.
     pub name: String,
-    /// Longest wait of a frame for a receiver without buffers, in microseconds.
+    /// Longest wait of a frame for a receiver without buffers, or whose kernel has not taken what
+    /// it was given, in microseconds.
     pub hold_us: u32,
     /// Lifetime of a learned MAC address without traffic, in seconds.
     pub mac_age_s: u32,

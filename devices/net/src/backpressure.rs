@@ -5,6 +5,7 @@
 //! that waiting spends. Taking frames refills it: a busy receiver slows its senders down and
 //! nothing is lost. So does time in which nobody waits, slowly. A receiver that has used it up is
 //! stalled: frames for which it has no buffers are dropped until a part of the budget is back.
+//! Waiting for a window ([`crate::window`]) spends the same budget.
 
 /// Time that one frame gives back: a receiver that takes 20,000 frames in a second is waited for as
 /// long as that goes on. No guest that is at work takes fewer when it has more to take.

@@ -78,6 +78,10 @@ impl Delivery {
         if !rxq.vring.parts.health.is_live() {
             return Err(Outcome::Dropped(DropReason::LinkDown));
         }
+        let may_wait = when_full == WhenFull::Hold && hold_ns > 0;
+        if may_wait && rxq.is_before_window(frame.eth()) && rxq.is_shut(now_ns, hold_ns) {
+            return Err(Outcome::Hold((self.port, self.queue)));
+        }
         let room = match &self.plan {
             Some(plan) => rxq.room(plan.count(), plan.longest(), now_ns),
             None => rxq.room(1, frame.len(), now_ns),

@@ -278,16 +278,18 @@ impl WakeUp {
         self.at_ns = self.at_ns.min(at_ns);
     }
 
-    /// Arms the receive queue that a sender waits for, until the end of its hold.
+    /// Arms the receive queue that a sender waits for, until the end of its hold, or until it is
+    /// time to look at its window.
     fn arm_awaited(&mut self, ports: &mut [Option<Box<Port>>], awaited: Awaited) -> bool {
         let Some(rxq) = rx_mut(ports, awaited) else { return true };
-        match rxq.hold_ends_ns(self.hold_ns) {
-            Some(end_ns) if end_ns > self.now_ns && !rxq.vring.arm() => {
-                self.at_the_latest(end_ns);
-                false
-            }
-            _ => true,
-        }
+        let until_ns = match (rxq.look_ns(), rxq.hold_ends_ns(self.hold_ns)) {
+            // Nobody tells of a window that opens.
+            (Some(look_ns), _) if look_ns > self.now_ns => look_ns,
+            (None, Some(end_ns)) if end_ns > self.now_ns && !rxq.vring.arm() => end_ns,
+            _ => return true,
+        };
+        self.at_the_latest(until_ns);
+        false
     }
 
     /// Arms the hook of a port, whose VM has to wait until `ceiling_ns`.

@@ -312,7 +312,7 @@ impl Fabric {
                 continue;
             };
             if let Some(Some(rxq)) = port.rx.get_mut(usize::from(queue)) {
-                rxq.publish();
+                rxq.publish_at(now_ns);
             }
             if let Some(Some(txq)) = port.tx.get_mut(usize::from(queue)) {
                 txq.vring.postpone_notify(now_ns);

@@ -37,6 +37,13 @@
 //! kept: copied, cut to what it takes, and handed over as it posts buffers ([`ingress`],
 //! [`backlog`]).
 //!
+//! **Windows.** A guest's kernel takes frames before its programs run. Fed without end by a fast
+//! sender it does nothing else, its ring stays empty, and datagrams are lost at its sockets, for
+//! which programs come too late. So a datagram for one receiver also waits when that one's kernel
+//! has not taken the last 64 buffers of datagrams: a driver that has taken all asks for an
+//! interrupt, which is seen in the ring. TCP does not wait, it has a window of its own; nor does
+//! what goes to drivers that ask for no interrupts, or comes from the uplink ([`window`]).
+//!
 //! **Queue pairs.** Frames of transmit queue `i` go to the receiver's running queue `i` modulo
 //! their number; frames from the uplink by a hash of their flow. A flow therefore stays in order.
 //!
@@ -78,6 +85,8 @@
 //!   its buffers into crumbs, pays for them (from the uplink, that guest does).
 //! - 65,557 bytes per frame: the largest IP packet behind two VLAN tags.
 //! - 256 buffers per frame at the receiver: 64 KiB in the smallest buffers in use take 43.
+//! - 64 buffers of datagrams before a kernel that takes none: what Linux takes in one turn, and
+//!   less than what a socket of default size holds.
 //! - 2,048 segments of a frame from a guest, 1,023 of one that leaves by the uplink (`writev` takes
 //!   1,024). Frames with more, or with a buffer outside the VM's memory, are dropped as too big or
 //!   malformed; receive buffers like that go back empty, and end what one frame may take.
@@ -131,6 +140,7 @@ pub mod switch;
 pub mod tap;
 mod transmit;
 mod uplink;
+mod window;
 
 #[cfg(feature = "testing")]
 pub mod fuzzing;

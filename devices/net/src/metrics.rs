@@ -11,7 +11,7 @@ base::counter_set! {
         mac_moves,
         /// Copies of flooded frames that a receiver had no buffers for.
         flood_drops,
-        /// Times a sender was held because its receiver had no buffers.
+        /// Times a sender was held: its receiver had no buffers, or more than its kernel had taken.
         holds,
         /// Nanoseconds that senders were held, summed over their queues.
         held_ns,

@@ -11,6 +11,7 @@ use queue::{Batch, Chain, Completion, RingError, Vring};
 use sidecore::SEG_CHARGE_BYTES;
 
 use crate::backpressure::{HoldBudget, Refusal};
+use crate::window::{self, Window};
 
 /// Chains taken from the ring at once: twice as many as the last round used, within these. A frame
 /// that comes alone does not wait until dozens of descriptors have come from another core's cache.
@@ -56,6 +57,9 @@ pub(crate) struct RxQueue {
     vnet_len: usize,
     mergeable: bool,
     hold: HoldBudget,
+    window: Window,
+    /// Buffers of datagrams that were filled and not notified of.
+    datagrams: usize,
     /// Bytes put since the last time that they were counted.
     put_bytes: u64,
     /// Segments that were used, or walked again, since they were counted the last time; not those
@@ -77,6 +81,8 @@ impl RxQueue {
             vnet_len,
             mergeable,
             hold: HoldBudget::default(),
+            window: Window::default(),
+            datagrams: 0,
             put_bytes: 0,
             segs: 0,
             touched: false,
@@ -251,14 +257,17 @@ impl RxQueue {
         self.vring.queue.mark_written(to, written);
         self.done.push(Completion { id, ndesc, written: written as u32 });
         self.next += 1;
-        self.count_frame(len);
+        self.count_frame(len, eth, 1);
         true
     }
 
     #[inline]
-    fn count_frame(&mut self, len: usize) {
+    fn count_frame(&mut self, len: usize, eth: &[u8], buffers: usize) {
         self.hold.frame_taken(len);
         self.put_bytes += len as u64;
+        if self.window.counts() && window::applies(eth) {
+            self.datagrams += buffers;
+        }
     }
 
     /// Fills buffers with a frame for which there is [`Room::Yes`].
@@ -284,7 +293,7 @@ impl RxQueue {
         } else {
             self.put_pieces(frame, &vnet.to_bytes(used as u16), need);
         }
-        self.count_frame(len);
+        self.count_frame(len, frame.eth(), used);
     }
 
     /// One buffer, with the header that the frame came with.
@@ -341,11 +350,44 @@ impl RxQueue {
 
     /// A frame did not fit: keep it or drop it?
     pub fn refuse(&mut self, now_ns: u64, hold_ns: u64) -> Refusal {
+        self.window.is_awaited = false;
         self.hold.refuse(now_ns, hold_ns)
     }
 
-    /// Whether a held sender should go on waiting: no new buffers, and the hold not over.
+    /// Whether a frame meets a full window that it has to wait for.
+    #[inline]
+    pub fn is_before_window(&self, eth: &[u8]) -> bool {
+        self.window.is_full(self.datagrams) && window::applies(eth)
+    }
+
+    /// Whether a frame that meets a full window has to wait until the guest's kernel has taken what
+    /// it was given.
+    #[inline]
+    pub fn is_shut(&mut self, now_ns: u64, hold_ns: u64) -> bool {
+        self.window.is_full(self.datagrams) && self.wait_for_window(now_ns, hold_ns)
+    }
+
+    /// Looks at a full window. True: whoever waits for it goes on.
+    #[cold]
+    fn wait_for_window(&mut self, now_ns: u64, hold_ns: u64) -> bool {
+        let queue = &self.vring.queue;
+        let is_open = self.window.look(now_ns, || queue.driver_waits());
+        let waits = !is_open && self.hold.refuse(now_ns, hold_ns) == Refusal::Hold;
+        if is_open {
+            self.hold.end(now_ns);
+        } else if !waits {
+            self.window.forget();
+        }
+        self.window.is_awaited = waits;
+        waits
+    }
+
+    /// Whether a held sender should go on waiting: no new buffers, or the window still shut, and
+    /// the hold not over.
     pub fn still_full(&mut self, now_ns: u64, hold_ns: u64) -> bool {
+        if self.window.is_awaited {
+            return self.is_shut(now_ns, hold_ns);
+        }
         if !self.hold.is_on(now_ns, hold_ns) {
             return false;
         }
@@ -361,11 +403,24 @@ impl RxQueue {
         self.hold.ends_ns(hold_ns)
     }
 
+    /// When it is time to look at the window again, if a sender waits for it.
+    pub fn look_ns(&self) -> Option<u64> {
+        self.window.is_awaited.then(|| self.window.look_ns())
+    }
+
     fn publish_quietly(&mut self) {
         if !self.done.is_empty() {
             self.vring.push(&self.done);
             self.done.clear();
         }
+    }
+
+    /// Publishes as [`RxQueue::publish`], at this time of the round.
+    #[inline]
+    pub fn publish_at(&mut self, now_ns: u64) {
+        self.publish();
+        let datagrams = std::mem::take(&mut self.datagrams);
+        self.window.published(datagrams, self.vring.queue.driver_waited(), now_ns);
     }
 
     /// Publishes what is done and notifies once.

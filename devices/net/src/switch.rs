@@ -41,8 +41,9 @@ const IP_AGE_S: u64 = 3600;
 pub struct SwitchConfig {
     /// Name, for logs and metrics.
     pub name: String,
-    /// How long senders are held for a receiver without buffers before it counts as stalled and
-    /// its frames are dropped, in microseconds; the frames it takes make it longer.
+    /// How long senders are held for a receiver without buffers, or with a full window, in
+    /// microseconds; then it counts as stalled and its frames are dropped. The frames it takes make
+    /// it longer.
     pub hold_us: u32,
     /// How long a learned MAC address is kept unseen, in seconds.
     pub mac_age_s: u32,

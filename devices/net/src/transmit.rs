@@ -182,7 +182,7 @@ fn send_run(
     if !port.sends_plain() {
         return 0;
     }
-    let Fabric { ports, tables, touched, .. } = fabric;
+    let Fabric { ports, tables, touched, hold_ns, .. } = fabric;
     let (heads, verdicts) = (&heads.heads[run.clone()], &heads.verdicts[run.clone()]);
     let cache = &port.forward_cache;
     let (Some(first), Some(source)) = (heads.first(), cache.source()) else { return 0 };
@@ -199,7 +199,8 @@ fn send_run(
             && !(untagged && head.is_tagged())
             && source.is_of(head);
         let chain = txq.batch.get(at);
-        if !is_alike || !rxq.put_plain(&chain, head, *now_ns) {
+        let may_wait = *hold_ns > 0 && rxq.is_before_window(head.eth());
+        if !is_alike || may_wait || !rxq.put_plain(&chain, head, *now_ns) {
             break;
         }
         txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });

@@ -239,7 +239,8 @@ fn indices_wrap() {
 }
 
 /// Every time the driver waits for an interrupt it must get one, and every time the device waits
-/// for a kick: in all combinations of what was asked for and how much happened since.
+/// for a kick: in all combinations of what was asked for and how much happened since. Whether the
+/// driver waits is seen, too.
 #[test]
 fn notifications_are_never_missed() {
     for layout in [Layout::Split, Layout::Packed] {
@@ -266,13 +267,18 @@ fn notifications_are_never_missed() {
                     .map(|i| batch.get(i))
                     .map(|c| Completion { id: c.id, ndesc: c.ndesc, written: 0 })
                     .collect();
+                assert_eq!(queue.driver_waits(), wanted);
                 queue.push(&done);
+                assert_eq!(queue.driver_waits(), wanted && !event_idx);
                 let notify = queue.take_notify();
                 // The first one is always sent: an earlier daemon's may be missing.
                 let first = round == 0 && event_idx && layout == Layout::Split;
                 assert_eq!(notify, wanted || first, "{layout:?} {event_idx} round {round}");
+                let is_asked = !(round == 0 && event_idx);
+                assert_eq!(queue.driver_waited(), wanted && is_asked);
                 assert!(!queue.take_notify());
                 while driver.used().is_some() {}
+                assert_eq!(queue.driver_waits(), wanted);
             }
         }
     }

@@ -17,3 +17,4 @@ mod offloads;
 mod payload;
 mod pieces;
 mod uplink;
+mod window;

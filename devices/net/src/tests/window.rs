@@ -1,0 +1,178 @@
+//! Receivers whose kernel has not taken what it was given.
+
+use base::counter::DropReason;
+use queue::Layout;
+use queue::testing::ModelOptions;
+use sidecore::{Arm, Worker};
+
+use crate::testing::{HOLD_NS, Lab, Spec, frame, mac, no_offload};
+use crate::window::WINDOW;
+
+/// Guests whose drivers ask for an interrupt when they have taken everything.
+fn lab(layout: Layout, guests: usize) -> Lab {
+    lab_with(layout, guests, true)
+}
+
+fn lab_with(layout: Layout, guests: usize, interrupts: bool) -> Lab {
+    let options = ModelOptions { event_idx: true, ..ModelOptions::default() };
+    let specs = (0..guests).map(|_| Spec { layout, options, ..Spec::default() });
+    let mut lab = Lab::new(specs.collect());
+    lab.introduce();
+    lab.guests[1].post(0, 250, 1600, 1);
+    lab.guests[1].rx[0].set_interrupts(interrupts);
+    // The first frame of a queue is told of in any case; with the second the wish is known.
+    for _ in 0..2 {
+        send(&mut lab, 0, 1);
+        assert_eq!((lab.poll(), lens(&mut lab).len()), (1, 1));
+    }
+    lab
+}
+
+fn send(lab: &mut Lab, from: usize, count: usize) {
+    for n in 0..count {
+        lab.guests[from].send(0, &no_offload(), &frame(mac(1), mac(from), 100 + n), 1);
+    }
+}
+
+fn lens(lab: &mut Lab) -> Vec<usize> {
+    lab.guests[1].recv_all(0).iter().map(Vec::len).collect()
+}
+
+#[test]
+fn datagrams_wait_until_the_kernel_has_taken_a_window_and_tcp_does_not() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let mut lab = lab(layout, 3);
+        send(&mut lab, 0, WINDOW + 20);
+        assert_eq!((lab.poll(), lab.poll()), (WINDOW, 0));
+        lab.advance(1_000_000);
+        assert_eq!(lab.poll(), 0);
+        lab.guests[2].send(0, &no_offload(), &tcp(2), 1);
+        assert_eq!(lab.poll(), 1);
+        assert_eq!(lens(&mut lab).len(), WINDOW + 1);
+        lab.advance(1_000_000);
+        assert_eq!(lab.poll(), 20);
+        assert_eq!(lens(&mut lab), (0..20).map(|n| 100 + WINDOW + n).collect::<Vec<_>>());
+        assert_eq!((lab.stats.holds.get(), lab.stats.stalls.get()), (1, 0));
+        assert_eq!(lab.stats.held_ns.get(), 2_000_000);
+        assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 0);
+    }
+}
+
+fn tcp(from: usize) -> Vec<u8> {
+    let mut tcp = frame(mac(1), mac(from), 80);
+    tcp[12..15].copy_from_slice(&[8, 0, 0x45]);
+    tcp[23] = 6;
+    tcp
+}
+
+#[test]
+fn tcp_meets_full_windows_without_waiting_and_spends_no_budget() {
+    let mut lab = lab(Layout::Split, 2);
+    send(&mut lab, 0, WINDOW);
+    assert_eq!(lab.poll(), WINDOW);
+    for _ in 0..3 {
+        lab.guests[0].send(0, &no_offload(), &tcp(0), 1);
+        lab.advance(HOLD_NS);
+        assert_eq!(lab.poll(), 1);
+    }
+    assert_eq!(lab.stats.holds.get(), 0);
+    // A datagram has the whole hold time.
+    send(&mut lab, 0, 1);
+    assert_eq!(lab.poll(), 0);
+    lab.advance(HOLD_NS - 1);
+    assert_eq!(lab.poll(), 0);
+    lab.advance(1);
+    assert_eq!(lab.poll(), 1);
+}
+
+#[test]
+fn tcp_fills_no_window() {
+    let mut lab = lab(Layout::Split, 2);
+    for _ in 0..2 * WINDOW {
+        lab.guests[0].send(0, &no_offload(), &tcp(0), 1);
+    }
+    send(&mut lab, 0, 2);
+    assert_eq!([lab.poll(), lab.poll(), lab.poll()], [WINDOW, WINDOW, 2]);
+    assert_eq!(lab.stats.holds.get(), 0);
+}
+
+#[test]
+fn few_datagrams_at_a_time_wait_for_nobody() {
+    let mut lab = lab(Layout::Split, 2);
+    for _ in 0..10 {
+        send(&mut lab, 0, WINDOW - 1);
+        assert_eq!(lab.poll(), WINDOW - 1);
+        assert_eq!(lens(&mut lab).len(), WINDOW - 1);
+        lab.guests[1].post_up_to(0, 250, 1600, 1);
+        while lab.guests[0].tx[0].used().is_some() {}
+    }
+    assert_eq!(lab.stats.holds.get(), 0);
+}
+
+#[test]
+fn a_driver_that_asks_for_no_interrupts_is_not_waited_for() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let mut lab = lab_with(layout, 2, false);
+        send(&mut lab, 0, 3 * WINDOW);
+        assert_eq!([lab.poll(), lab.poll(), lab.poll()], [WINDOW; 3]);
+        assert_eq!(lab.stats.holds.get(), 0);
+    }
+}
+
+#[test]
+fn a_switch_that_waits_for_a_window_sleeps_until_the_next_look() {
+    let mut lab = lab(Layout::Split, 2);
+    send(&mut lab, 0, WINDOW + 1);
+    assert_eq!((lab.poll(), lab.poll()), (WINDOW, 0));
+    for _ in 0..5 {
+        let Arm::Until(at_ns) = lab.engine.arm(lab.now_ns, &mut lab.ledger) else {
+            panic!("no time to wake at");
+        };
+        assert!(at_ns > lab.now_ns);
+        lab.engine.disarm();
+        lab.now_ns = at_ns;
+        assert_eq!(lab.poll(), 0);
+    }
+    lens(&mut lab);
+    lab.advance(1_000_000);
+    assert_eq!(lab.poll(), 1);
+}
+
+/// A receiver that takes frames and does not say so costs its senders a hold time, not every one.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_N7_a_kernel_that_does_not_say_that_it_has_taken_frames_has_no_window() {
+    let mut lab = lab(Layout::Split, 2);
+    send(&mut lab, 0, 3 * WINDOW);
+    assert_eq!((lab.poll(), lab.poll()), (WINDOW, 0));
+    lab.guests[1].rx[0].set_interrupts(false);
+    lens(&mut lab);
+    lab.advance(HOLD_NS - 1);
+    assert_eq!(lab.poll(), 0);
+    lab.advance(1);
+    assert_eq!((lab.poll(), lab.poll()), (WINDOW, WINDOW));
+    assert_eq!((lab.stats.holds.get(), lab.stats.stalls.get()), (1, 0));
+}
+
+/// One that says so now and then is waited for as one is that posts buffers now and then.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_N7_waiting_for_windows_spends_the_budget_of_waiting() {
+    const STEPS: u64 = 1_200;
+    let step_ns = HOLD_NS / 40;
+    let mut lab = lab(Layout::Split, 2);
+    let (mut waited_ns, mut taken) = (0, 0);
+    for step in 0..STEPS {
+        while lab.guests[0].tx[0].used().is_some() {}
+        let count = lab.guests[0].tx[0].free_descriptors().saturating_sub(WINDOW);
+        send(&mut lab, 0, count);
+        waited_ns += if lab.poll() == 0 { step_ns } else { 0 };
+        lab.guests[1].rx[0].set_interrupts(step % 60 == 0);
+        taken += lens(&mut lab).len() as u64;
+        lab.guests[1].post_up_to(0, 250, 320, 1);
+        lab.advance(step_ns);
+    }
+    let most_ns = HOLD_NS + taken * 50_000 + STEPS * step_ns / 8;
+    assert!(waited_ns > 0 && waited_ns < most_ns, "{waited_ns} of {most_ns}");
+    assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 0);
+}
