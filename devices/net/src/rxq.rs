@@ -364,18 +364,32 @@ impl RxQueue {
     /// it was given.
     #[inline]
     pub fn is_shut(&mut self, now_ns: u64, hold_ns: u64) -> bool {
-        self.window.is_full(self.datagrams) && self.wait_for_window(now_ns, hold_ns)
+        if !self.window.is_full(self.datagrams) {
+            self.end_window_wait(now_ns);
+            return false;
+        }
+        self.wait_for_window(now_ns, hold_ns)
     }
 
-    /// Looks at a full window. True: whoever waits for it goes on.
+    /// The window is open: whoever waits for it goes on.
+    #[inline]
+    fn end_window_wait(&mut self, now_ns: u64) {
+        if std::mem::take(&mut self.window.is_awaited) {
+            self.hold.end(now_ns);
+        }
+    }
+
+    /// Looks at a full window. True: it is shut.
     #[cold]
     fn wait_for_window(&mut self, now_ns: u64, hold_ns: u64) -> bool {
         let queue = &self.vring.queue;
         let is_open = self.window.look(now_ns, || queue.driver_waits());
-        let waits = !is_open && self.hold.refuse(now_ns, hold_ns) == Refusal::Hold;
         if is_open {
-            self.hold.end(now_ns);
-        } else if !waits {
+            self.end_window_wait(now_ns);
+            return false;
+        }
+        let waits = self.hold.refuse(now_ns, hold_ns) == Refusal::Hold;
+        if !waits {
             self.window.forget();
         }
         self.window.is_awaited = waits;
@@ -420,7 +434,11 @@ impl RxQueue {
     pub fn publish_at(&mut self, now_ns: u64) {
         self.publish();
         let datagrams = std::mem::take(&mut self.datagrams);
-        self.window.published(datagrams, self.vring.queue.driver_waited(), now_ns);
+        let driver_waited = self.vring.queue.driver_waited();
+        self.window.published(datagrams, driver_waited, now_ns);
+        if driver_waited {
+            self.end_window_wait(now_ns);
+        }
     }
 
     /// Publishes what is done and notifies once.

@@ -85,6 +85,26 @@ fn tcp_meets_full_windows_without_waiting_and_spends_no_budget() {
     assert_eq!(lab.poll(), 1);
 }
 
+/// A window opens also when others' frames are published: then nobody waits any more.
+#[test]
+fn a_wait_ends_with_a_window_that_opens_by_itself() {
+    let mut lab = lab(Layout::Split, 3);
+    send(&mut lab, 0, WINDOW + 1);
+    assert_eq!((lab.poll(), lab.poll()), (WINDOW, 0));
+    let is_waiting = |lab: &mut Lab| {
+        let rxq = lab.port(1).rx[0].as_ref().unwrap();
+        rxq.hold_ends_ns(HOLD_NS).is_some() || rxq.look_ns().is_some()
+    };
+    assert!(is_waiting(&mut lab));
+    assert_eq!(lens(&mut lab).len(), WINDOW);
+    // Too early for a look, but the frame of another meets a driver that waits.
+    lab.guests[2].send(0, &no_offload(), &tcp(2), 1);
+    assert_eq!(lab.poll(), 1);
+    assert!(!is_waiting(&mut lab));
+    assert_eq!(lab.poll(), 1);
+    assert_eq!(lens(&mut lab).len(), 2);
+}
+
 #[test]
 fn tcp_fills_no_window() {
     let mut lab = lab(Layout::Split, 2);
