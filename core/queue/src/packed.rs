@@ -355,11 +355,10 @@ impl PackedRing {
     /// Whether the driver has taken all that was pushed and wants to hear of what comes next.
     #[inline]
     pub fn driver_waits(&self) -> bool {
-        let wrap = if self.used.wrap { WRAP_BIT } else { 0 };
         let (off_wrap, flags) = self.parts.driver_event();
         match flags & 3 {
             EVENT_DISABLE => false,
-            EVENT_DESC if self.event_idx => off_wrap == self.used.at | wrap,
+            EVENT_DESC if self.event_idx => self.pushed_since(off_wrap) == 0,
             _ => true,
         }
     }

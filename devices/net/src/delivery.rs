@@ -79,7 +79,7 @@ impl Delivery {
             return Err(Outcome::Dropped(DropReason::LinkDown));
         }
         let may_wait = when_full == WhenFull::Hold && hold_ns > 0;
-        if may_wait && rxq.is_before_window(frame.eth()) && rxq.is_shut(now_ns, hold_ns) {
+        if may_wait && rxq.is_before_window(frame.eth()) && rxq.wait_for_window(now_ns, hold_ns) {
             return Err(Outcome::Hold((self.port, self.queue)));
         }
         let room = match &self.plan {

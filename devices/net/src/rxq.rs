@@ -360,17 +360,6 @@ impl RxQueue {
         self.window.is_full(self.datagrams) && window::applies(eth)
     }
 
-    /// Whether a frame that meets a full window has to wait until the guest's kernel has taken what
-    /// it was given.
-    #[inline]
-    pub fn is_shut(&mut self, now_ns: u64, hold_ns: u64) -> bool {
-        if !self.window.is_full(self.datagrams) {
-            self.end_window_wait(now_ns);
-            return false;
-        }
-        self.wait_for_window(now_ns, hold_ns)
-    }
-
     /// The window is open: whoever waits for it goes on.
     #[inline]
     fn end_window_wait(&mut self, now_ns: u64) {
@@ -379,9 +368,10 @@ impl RxQueue {
         }
     }
 
-    /// Looks at a full window. True: it is shut.
+    /// Whether a frame that meets a full window has to wait until the guest's kernel has taken what
+    /// it was given: looks if it is time to.
     #[cold]
-    fn wait_for_window(&mut self, now_ns: u64, hold_ns: u64) -> bool {
+    pub fn wait_for_window(&mut self, now_ns: u64, hold_ns: u64) -> bool {
         let queue = &self.vring.queue;
         let is_open = self.window.look(now_ns, || queue.driver_waits());
         if is_open {
@@ -400,7 +390,11 @@ impl RxQueue {
     /// the hold not over.
     pub fn still_full(&mut self, now_ns: u64, hold_ns: u64) -> bool {
         if self.window.is_awaited {
-            return self.is_shut(now_ns, hold_ns);
+            if self.window.is_full(self.datagrams) {
+                return self.wait_for_window(now_ns, hold_ns);
+            }
+            self.end_window_wait(now_ns);
+            return false;
         }
         if !self.hold.is_on(now_ns, hold_ns) {
             return false;
