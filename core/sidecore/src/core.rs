@@ -1,6 +1,7 @@
 //! Handles on sidecores, and the places of workers on them: what a worker keeps while it moves.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
@@ -20,6 +21,10 @@ use crate::worker::{Poller, SidecoreError, WorkerId};
 /// of work at a time, and the scheduler runs a thread with a shorter slice than the running one at
 /// once.
 const SLICE_NS: u64 = 200_000;
+
+/// By how much a sidecore's thread may wake up late, by the kernel's wish to do several wake-ups at
+/// once; it is 50 µs for others. Waits for a ceiling or for a receiver are often shorter than that.
+const TIMER_SLACK: NonZeroU64 = NonZeroU64::new(1_000).unwrap();
 
 /// A closure for the sidecore's thread.
 pub(crate) type Job = Box<dyn FnOnce(&mut Run) + Send>;
@@ -93,6 +98,9 @@ impl Sidecore {
                 // wait.
                 if let Err(error) = base::cpu::shorten_slice(SLICE_NS) {
                     tracing::debug!(sidecore = index, %error, "keeping the usual time slice");
+                }
+                if let Err(error) = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK)) {
+                    tracing::debug!(sidecore = index, %error, "keeping the usual timer slack");
                 }
                 match pinned.and_then(|()| Run::new(config, clock, shared, inbox)) {
                     Ok(mut run) => {

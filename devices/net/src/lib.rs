@@ -39,10 +39,11 @@
 //!
 //! **Windows.** A guest's kernel takes frames before its programs run. Fed without end by a fast
 //! sender it does nothing else, its ring stays empty, and datagrams are lost at its sockets, for
-//! which programs come too late. So a datagram for one receiver also waits when that one's kernel
-//! has not taken the last 64 buffers of datagrams: a driver that has taken all asks for an
-//! interrupt, which is seen in the ring. TCP does not wait, it has a window of its own; nor does
-//! what goes to drivers that ask for no interrupts, or comes from the uplink ([`window`]).
+//! which programs come too late. So a datagram for one receiver also waits when 64 buffers of
+//! datagrams were given to that one in less than twice the time that its kernel needs for them, as
+//! probes learn it: a driver that has taken all asks for an interrupt, which is seen in the ring.
+//! TCP does not wait, it has a window of its own; nor does what goes to drivers that ask for no
+//! interrupts, or comes from the uplink ([`window`]).
 //!
 //! **Queue pairs.** Frames of transmit queue `i` go to the receiver's running queue `i` modulo
 //! their number; frames from the uplink by a hash of their flow. A flow therefore stays in order.

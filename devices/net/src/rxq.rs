@@ -429,8 +429,7 @@ impl RxQueue {
         self.publish();
         let datagrams = std::mem::take(&mut self.datagrams);
         let driver_waited = self.vring.queue.driver_waited();
-        self.window.published(datagrams, driver_waited, now_ns);
-        if driver_waited {
+        if self.window.published(datagrams, driver_waited, now_ns) {
             self.end_window_wait(now_ns);
         }
     }

@@ -96,6 +96,8 @@ fn a_wait_ends_with_a_window_that_opens_by_itself() {
         rxq.hold_ends_ns(HOLD_NS).is_some() || rxq.look_ns().is_some()
     };
     assert!(is_waiting(&mut lab));
+    lab.advance(1_000_000);
+    assert_eq!(lab.poll(), 0);
     assert_eq!(lens(&mut lab).len(), WINDOW);
     // Too early for a look, but the frame of another meets a driver that waits.
     lab.guests[2].send(0, &no_offload(), &tcp(2), 1);
