@@ -12,7 +12,7 @@ use crate::fdb::PortId;
 use crate::features;
 use crate::metrics::SwitchStats;
 use crate::offload::{Need, needed};
-use crate::outcome::{Awaited, Outcome, WhenFull};
+use crate::outcome::{Awaited, Outcome, Sender, WhenFull};
 use crate::port::Port;
 use crate::rxq::{Room, RxQueue};
 
@@ -68,8 +68,7 @@ impl Delivery {
         port: &mut Port,
         frame: &Frame<'_>,
         when_full: WhenFull,
-        now_ns: u64,
-        hold_ns: u64,
+        sender: &Sender,
         stats: &SwitchStats,
     ) -> Result<(), Outcome> {
         let Some(rxq) = port.rx[usize::from(self.queue)].as_deref_mut() else {
@@ -78,20 +77,20 @@ impl Delivery {
         if !rxq.vring.parts.health.is_live() {
             return Err(Outcome::Dropped(DropReason::LinkDown));
         }
-        let may_wait = when_full == WhenFull::Hold && hold_ns > 0;
-        if may_wait && rxq.is_before_window(frame.eth()) && rxq.wait_for_window(now_ns, hold_ns) {
+        let may_wait = when_full == WhenFull::Hold && sender.hold_ns > 0;
+        if may_wait && rxq.is_before_window(sender, frame.eth()) && rxq.wait_for_window(sender) {
             return Err(Outcome::Hold((self.port, self.queue)));
         }
         let room = match &self.plan {
-            Some(plan) => rxq.room(plan.count(), plan.longest(), now_ns),
-            None => rxq.room(1, frame.len(), now_ns),
+            Some(plan) => rxq.room(plan.count(), plan.longest(), sender.now_ns),
+            None => rxq.room(1, frame.len(), sender.now_ns),
         };
         let reason = match (room, when_full) {
             (Room::Yes, _) => return Ok(()),
             (Room::No(reason), _) => reason,
             (Room::Wait, WhenFull::Keep) => return Err(Outcome::Hold((self.port, self.queue))),
             (Room::Wait, WhenFull::Drop) => DropReason::ReceiverStalled,
-            (Room::Wait, WhenFull::Hold) => match rxq.refuse(now_ns, hold_ns) {
+            (Room::Wait, WhenFull::Hold) => match rxq.refuse(sender) {
                 Refusal::Hold => return Err(Outcome::Hold((self.port, self.queue))),
                 Refusal::Stalled { new } => {
                     stats.stalls.add(u64::from(new));

@@ -21,7 +21,7 @@ use crate::head_batch::HeadBatch;
 use crate::hook::Hooks;
 use crate::kicks::{Kicks, take_queue};
 use crate::metrics::SwitchStats;
-use crate::outcome::Awaited;
+use crate::outcome::{Awaited, Sender};
 use crate::port::{Place, Port, queue_count};
 use crate::uplink::Uplink;
 use crate::{control, hook_turn, ingress, transmit};
@@ -54,8 +54,8 @@ impl Engine {
             tables,
             touched: Vec::with_capacity(max_touched),
             buffer: FrameBuffer::new(),
-            hold_ns,
             extra_cost_bytes: 0,
+            sender: Sender { hold_ns, ..Sender::default() },
             unpublished_bytes: 0,
             hooks: Hooks::new(MAX_PORTS),
             backlogs: Backlogs::default(),
@@ -376,6 +376,8 @@ impl Worker for Engine {
     fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         let count = self.fabric.ports.len();
         let mut work = 0;
+        self.fabric.sender.round += 1;
+        self.fabric.sender.now_ns = now_ns;
         self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
         for k in 0..count {
             let at = if self.turn + k < count { self.turn + k } else { self.turn + k - count };
@@ -396,8 +398,8 @@ impl Worker for Engine {
     }
 
     fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
-        let Fabric { ports, uplink, hold_ns, backlogs, .. } = &mut self.fabric;
-        let mut wake = WakeUp { now_ns, hold_ns: *hold_ns, at_ns: u64::MAX };
+        let Fabric { ports, uplink, sender, backlogs, .. } = &mut self.fabric;
+        let mut wake = WakeUp { now_ns, hold_ns: sender.hold_ns, at_ns: u64::MAX };
         for at in 0..ports.len() {
             let vm = ports[at].as_ref().map_or(VmId::NONE, |p| p.vm);
             let ceiling_ns = ledger.until_ns(vm, now_ns);

@@ -8,13 +8,13 @@ use frame::{Frame, FrameBuffer, GSO_UDP_L4, HEAD_LEN, HeadBytes, Mac, SegmentPla
 use sidecore::VmId;
 
 use crate::backlog::Backlogs;
-use crate::binding::Tables;
+use crate::binding::{BindMode, Tables};
 use crate::delivery::Delivery;
 use crate::fdb::{Dest, PortId, UPLINK};
 use crate::hook::{HookSlot, Hooks, Outbox, OutboxTo, PortHook, ToGuest};
 use crate::metrics::SwitchStats;
 use crate::moves::Move;
-use crate::outcome::{Awaited, Outcome, WhenFull};
+use crate::outcome::{Awaited, Outcome, Sender, WhenFull};
 use crate::port::{MIN_CHARGE_BYTES, Place, Port};
 use crate::rxq::RxQueue;
 use crate::uplink::Uplink;
@@ -36,7 +36,8 @@ pub(crate) struct Fabric {
     pub touched: Vec<Awaited>,
     /// Room for a frame that has to be seen or changed as a whole.
     pub buffer: FrameBuffer,
-    pub hold_ns: u64,
+    /// Whose turn it is.
+    pub sender: Sender,
     /// Cost of frames beyond themselves: copies of floods but the first, each with the least that a
     /// frame costs, and receive buffers in many pieces. Whoever sent the frame takes and clears it.
     pub extra_cost_bytes: u64,
@@ -223,7 +224,7 @@ impl Fabric {
         when_full: WhenFull,
         now_ns: u64,
     ) -> Outcome {
-        let Self { ports, buffer, touched, hold_ns, extra_cost_bytes, stats, .. } = self;
+        let Self { ports, buffer, touched, sender, extra_cost_bytes, stats, .. } = self;
         let Some(port) = ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) else {
             return Outcome::Dropped(DropReason::NoDestination);
         };
@@ -231,7 +232,8 @@ impl Fabric {
             Ok(delivery) => delivery,
             Err(reason) => return Outcome::Dropped(reason),
         };
-        let outcome = match delivery.room(port, frame, when_full, now_ns, *hold_ns, stats) {
+        let sender = Sender { now_ns, ..*sender };
+        let outcome = match delivery.room(port, frame, when_full, &sender, stats) {
             Ok(()) => delivery.put(port, frame, buffer, touched, stats),
             Err(outcome) => outcome,
         };
@@ -311,8 +313,10 @@ impl Fabric {
             let Some(port) = ports.get_mut(usize::from(port)).and_then(Option::as_deref_mut) else {
                 continue;
             };
+            // A router's kernel does all that there is to do: nobody needs a share of its time.
+            let may_route = port.binding.mode != BindMode::MacAndIp;
             if let Some(Some(rxq)) = port.rx.get_mut(usize::from(queue)) {
-                rxq.publish_at(now_ns);
+                rxq.publish_at(now_ns, may_route);
             }
             if let Some(Some(txq)) = port.tx.get_mut(usize::from(queue)) {
                 txq.vring.postpone_notify(now_ns);
@@ -320,10 +324,10 @@ impl Fabric {
         }
     }
 
-    /// Whether a sender held on `awaited` should go on waiting.
-    pub fn still_full(&mut self, awaited: Awaited, now_ns: u64) -> bool {
-        let hold_ns = self.hold_ns;
-        rx_mut(&mut self.ports, awaited).is_some_and(|rxq| rxq.still_full(now_ns, hold_ns))
+    /// Whether the sender whose turn it is, held on `awaited`, should go on waiting.
+    pub fn still_full(&mut self, awaited: Awaited) -> bool {
+        let sender = self.sender;
+        rx_mut(&mut self.ports, awaited).is_some_and(|rxq| rxq.still_full(&sender))
     }
 }
 

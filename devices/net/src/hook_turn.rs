@@ -7,7 +7,7 @@ use crate::fdb::{Dest, PortId};
 use crate::forward::Fabric;
 use crate::head_batch::HeadBatch;
 use crate::hook::{HookSlot, Polled, PortHook};
-use crate::outcome::{Outcome, WhenFull};
+use crate::outcome::{HOOK_LANE, Outcome, WhenFull};
 use crate::port::{MIN_CHARGE_BYTES, Port};
 
 /// Frames of a hook's own that are taken in a turn.
@@ -39,7 +39,8 @@ fn take_turn(
 ) -> usize {
     let Some(mut slot) = port.hook.take() else { return 0 };
     let mut work = 0;
-    if !slot.held_on.is_some_and(|at| fabric.still_full(at, now_ns)) {
+    fabric.sender.id = (port.id, HOOK_LANE);
+    if !slot.held_on.is_some_and(|at| fabric.still_full(at)) {
         slot.held_on = None;
         let allowance = ledger.allowance(port.vm, now_ns);
         let mut spent = Spent::default();

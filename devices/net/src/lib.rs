@@ -42,8 +42,10 @@
 //! which programs come too late. So a datagram for one receiver also waits when 64 buffers of
 //! datagrams were given to that one in less than twice the time that its kernel needs for them, as
 //! probes learn it: a driver that has taken all asks for an interrupt, which is seen in the ring.
-//! TCP does not wait, it has a window of its own; nor does what goes to drivers that ask for no
-//! interrupts, or comes from the uplink ([`window`]).
+//! Senders that wait for one receiver have turns, in the order in which they began to wait. TCP
+//! does not wait, it has a window of its own; nor does what goes to drivers that ask for no
+//! interrupts, or to ports that may be routers (any but `bind = "mac-and-ip"`), whose kernel does
+//! all the work itself; nor what comes from the uplink ([`window`]).
 //!
 //! **Queue pairs.** Frames of transmit queue `i` go to the receiver's running queue `i` modulo
 //! their number; frames from the uplink by a hash of their flow. A flow therefore stays in order.

@@ -7,6 +7,24 @@ use crate::fdb::PortId;
 /// Receive queue that a sender waits for.
 pub(crate) type Awaited = (PortId, u16);
 
+/// Who sends: a port, and one of its transmit queues, or [`HOOK_LANE`].
+pub(crate) type SenderId = (PortId, u16);
+
+/// Stands for a port's hook among its transmit queues.
+pub(crate) const HOOK_LANE: u16 = u16::MAX;
+
+/// Who sends now, and how long it may wait.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sender {
+    pub id: SenderId,
+    /// Number of the round.
+    pub round: u64,
+    /// Time of the round.
+    pub now_ns: u64,
+    /// How long a receiver is waited for in all; 0: not at all.
+    pub hold_ns: u64,
+}
+
 /// Fate of a frame at a receiver without buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenFull {

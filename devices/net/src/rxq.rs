@@ -11,6 +11,7 @@ use queue::{Batch, Chain, Completion, RingError, Vring};
 use sidecore::SEG_CHARGE_BYTES;
 
 use crate::backpressure::{HoldBudget, Refusal};
+use crate::outcome::Sender;
 use crate::window::{self, Window};
 
 /// Chains taken from the ring at once: twice as many as the last round used, within these. A frame
@@ -349,15 +350,16 @@ impl RxQueue {
     }
 
     /// A frame did not fit: keep it or drop it?
-    pub fn refuse(&mut self, now_ns: u64, hold_ns: u64) -> Refusal {
+    pub fn refuse(&mut self, sender: &Sender) -> Refusal {
         self.window.is_awaited = false;
-        self.hold.refuse(now_ns, hold_ns)
+        self.hold.refuse(sender.now_ns, sender.hold_ns)
     }
 
-    /// Whether a frame meets a full window that it has to wait for.
+    /// Whether a frame meets a window that it may have to wait for.
     #[inline]
-    pub fn is_before_window(&self, eth: &[u8]) -> bool {
-        self.window.is_full(self.datagrams) && window::applies(eth)
+    pub fn is_before_window(&self, sender: &Sender, eth: &[u8]) -> bool {
+        let is_shut = self.window.is_full(self.datagrams) || self.window.line.is_before(sender);
+        is_shut && window::applies(eth)
     }
 
     /// The window is open: whoever waits for it goes on.
@@ -368,18 +370,20 @@ impl RxQueue {
         }
     }
 
-    /// Whether a frame that meets a full window has to wait until the guest's kernel has taken what
-    /// it was given: looks if it is time to.
+    /// Whether a sender has to wait until the guest's kernel has taken what it was given, or until
+    /// others have had their turns: looks if it is time to.
     #[cold]
-    pub fn wait_for_window(&mut self, now_ns: u64, hold_ns: u64) -> bool {
+    pub fn wait_for_window(&mut self, sender: &Sender) -> bool {
         let queue = &self.vring.queue;
-        let is_open = self.window.look(now_ns, || queue.driver_waits());
-        if is_open {
-            self.end_window_wait(now_ns);
-            return false;
+        let is_full = self.window.is_full(self.datagrams);
+        if !is_full || self.window.look(sender.now_ns, || queue.driver_waits()) {
+            self.end_window_wait(sender.now_ns);
+            return !self.window.line.is_turn_of(sender);
         }
-        let waits = self.hold.refuse(now_ns, hold_ns) == Refusal::Hold;
-        if !waits {
+        let waits = self.hold.refuse(sender.now_ns, sender.hold_ns) == Refusal::Hold;
+        if waits {
+            self.window.line.join(sender.id);
+        } else {
             self.window.forget();
         }
         self.window.is_awaited = waits;
@@ -387,21 +391,17 @@ impl RxQueue {
     }
 
     /// Whether a held sender should go on waiting: no new buffers, or the window still shut, and
-    /// the hold not over.
-    pub fn still_full(&mut self, now_ns: u64, hold_ns: u64) -> bool {
-        if self.window.is_awaited {
-            if self.window.is_full(self.datagrams) {
-                return self.wait_for_window(now_ns, hold_ns);
-            }
-            self.end_window_wait(now_ns);
-            return false;
+    /// the hold not over; or it is another's turn.
+    pub fn still_full(&mut self, sender: &Sender) -> bool {
+        if self.window.is_awaited || self.window.line.has(sender.id) {
+            return self.wait_for_window(sender);
         }
-        if !self.hold.is_on(now_ns, hold_ns) {
+        if !self.hold.is_on(sender.now_ns, sender.hold_ns) {
             return false;
         }
         let is_more = self.vring.has_work();
         if is_more {
-            self.hold.end(now_ns);
+            self.hold.end(sender.now_ns);
         }
         !is_more
     }
@@ -423,11 +423,15 @@ impl RxQueue {
         }
     }
 
-    /// Publishes as [`RxQueue::publish`], at this time of the round.
+    /// Publishes as [`RxQueue::publish`], at this time of the round. Nothing waits for the window
+    /// of a guest that may be a router.
     #[inline]
-    pub fn publish_at(&mut self, now_ns: u64) {
+    pub fn publish_at(&mut self, now_ns: u64, may_route: bool) {
         self.publish();
         let datagrams = std::mem::take(&mut self.datagrams);
+        if may_route {
+            return self.window.forget();
+        }
         let driver_waited = self.vring.queue.driver_waited();
         if self.window.published(datagrams, driver_waited, now_ns) {
             self.end_window_wait(now_ns);

@@ -80,7 +80,8 @@ pub(crate) fn poll(
     now_ns: u64,
     ledger: &mut Ledger,
 ) -> usize {
-    if txq.held_on.is_some_and(|at| fabric.still_full(at, now_ns)) {
+    fabric.sender.id = (port.id, lane as u16);
+    if txq.held_on.is_some_and(|at| fabric.still_full(at)) {
         return 0;
     }
     let allowance = ledger.allowance(port.vm, now_ns);
@@ -182,7 +183,7 @@ fn send_run(
     if !port.sends_plain() {
         return 0;
     }
-    let Fabric { ports, tables, touched, hold_ns, .. } = fabric;
+    let Fabric { ports, tables, touched, sender, .. } = fabric;
     let (heads, verdicts) = (&heads.heads[run.clone()], &heads.verdicts[run.clone()]);
     let cache = &port.forward_cache;
     let (Some(first), Some(source)) = (heads.first(), cache.source()) else { return 0 };
@@ -199,7 +200,7 @@ fn send_run(
             && !(untagged && head.is_tagged())
             && source.is_of(head);
         let chain = txq.batch.get(at);
-        let may_wait = *hold_ns > 0 && rxq.is_before_window(head.eth());
+        let may_wait = sender.hold_ns > 0 && rxq.is_before_window(sender, head.eth());
         if !is_alike || may_wait || !rxq.put_plain(&chain, head, *now_ns) {
             break;
         }

@@ -15,6 +15,8 @@
 
 use frame::{IPPROTO_TCP, L4};
 
+use crate::outcome::{Sender, SenderId};
+
 /// Most buffers of datagrams before a kernel that has not asked for more: what Linux takes in one
 /// turn of its driver, and less than a socket of default size can hold.
 pub(crate) const WINDOW: usize = 64;
@@ -52,6 +54,7 @@ pub(crate) struct Window {
     is_known: bool,
     /// The sender that was held last waits for this, and not for buffers.
     pub is_awaited: bool,
+    pub line: Line,
 }
 
 impl Window {
@@ -97,7 +100,7 @@ impl Window {
     /// Lets everything pass until the driver is seen waiting again.
     pub fn forget(&mut self) {
         self.open();
-        self.is_known = false;
+        (self.is_known, self.line.count) = (false, 0);
     }
 
     /// Whether datagrams are worth counting.
@@ -138,6 +141,68 @@ impl Window {
     /// When the next look is worth it.
     pub fn look_ns(&self) -> u64 {
         self.look_ns
+    }
+}
+
+/// Senders that have a place in the line of a window. Others wait until there is one.
+const MAX_LINE: usize = 16;
+
+/// Line of those who wait for one window: each has a turn.
+///
+/// Whoever is asked first when it opens would fill it: always the same one, where its place in the
+/// rounds and their number between two windows are in step.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    senders: [SenderId; MAX_LINE],
+    count: usize,
+    /// Round in which the turn of the first is over, once the window is open.
+    end_round: Option<u64>,
+    /// Who has a turn, and in which round.
+    turn: Option<(SenderId, u64)>,
+}
+
+impl Line {
+    /// Whether a sender has to wait for others.
+    #[inline]
+    pub fn is_before(&self, sender: &Sender) -> bool {
+        self.count > 0 && self.turn != Some((sender.id, sender.round))
+    }
+
+    /// A sender waits.
+    pub fn join(&mut self, sender: SenderId) {
+        if self.count < MAX_LINE && !self.has(sender) {
+            self.senders[self.count] = sender;
+            self.count += 1;
+        }
+    }
+
+    /// Whether a sender is in it.
+    pub fn has(&self, sender: SenderId) -> bool {
+        self.senders[..self.count].contains(&sender)
+    }
+
+    fn end_first(&mut self) {
+        self.senders.copy_within(1..self.count, 0);
+        self.count -= 1;
+        self.end_round = None;
+    }
+
+    /// Whether a sender may send, now that the window is open; else it joins. The one whose turn it
+    /// is, is asked within a round, if it is still there; others wait for it so long.
+    pub fn is_turn_of(&mut self, sender: &Sender) -> bool {
+        while self.is_before(sender) {
+            let end_round = *self.end_round.get_or_insert(sender.round + 2);
+            let is_first = self.senders[0] == sender.id;
+            if !is_first && sender.round < end_round {
+                self.join(sender.id);
+                return false;
+            }
+            self.end_first();
+            if is_first {
+                self.turn = Some((sender.id, sender.round));
+            }
+        }
+        true
     }
 }
 
@@ -268,6 +333,30 @@ mod tests {
             let take_ns = window.pace.take_ns;
             assert!((buffer_ns * 8 / 10..2 * buffer_ns).contains(&take_ns), "{take_ns}");
         }
+    }
+
+    #[test]
+    fn senders_have_turns_in_line_and_whoever_has_gone_is_left_out() {
+        let at =
+            |round| [(1, 0), (2, 0), (2, 1)].map(|id| Sender { id, round, ..Sender::default() });
+        let mut line = Line::default();
+        let [a, b, c] = at(7);
+        assert!(line.is_turn_of(&a) && !line.is_before(&a));
+        line.join(b.id);
+        line.join(a.id);
+        line.join(b.id);
+        // The third joins as it is asked.
+        assert!(!line.is_turn_of(&a) && !line.is_turn_of(&c) && line.is_turn_of(&b));
+        assert!(!line.is_before(&b) && line.is_turn_of(&b) && line.is_before(&c));
+        assert!(!line.has(b.id) && line.has(c.id) && line.is_turn_of(&a));
+        line.join(a.id);
+        // Not asked for a round: the next one's turn.
+        assert!(!line.is_turn_of(&at(7)[1]) && !line.is_turn_of(&at(8)[0]));
+        assert!(line.is_turn_of(&at(9)[0]) && !line.has(c.id));
+        for n in 0..2 * MAX_LINE as u16 {
+            line.join((9, n));
+        }
+        assert_eq!(line.count, MAX_LINE);
     }
 
     #[test]

@@ -5,18 +5,22 @@ use queue::Layout;
 use queue::testing::ModelOptions;
 use sidecore::{Arm, Worker};
 
+use crate::BindMode;
 use crate::testing::{HOLD_NS, Lab, Spec, frame, mac, no_offload};
 use crate::window::WINDOW;
 
 /// Guests whose drivers ask for an interrupt when they have taken everything.
 fn lab(layout: Layout, guests: usize) -> Lab {
-    lab_with(layout, guests, true)
+    lab_with(layout, guests, true, BindMode::MacAndIp)
 }
 
-fn lab_with(layout: Layout, guests: usize, interrupts: bool) -> Lab {
+/// The second guest receives; its driver asks for interrupts, or not.
+fn lab_with(layout: Layout, guests: usize, interrupts: bool, bind: BindMode) -> Lab {
     let options = ModelOptions { event_idx: true, ..ModelOptions::default() };
-    let specs = (0..guests).map(|_| Spec { layout, options, ..Spec::default() });
-    let mut lab = Lab::new(specs.collect());
+    let spec = || Spec { layout, options, ..Spec::default() };
+    let mut specs: Vec<_> = (0..guests).map(|_| spec()).collect();
+    specs[1].bind = bind;
+    let mut lab = Lab::new(specs);
     lab.introduce();
     lab.guests[1].post(0, 250, 1600, 1);
     lab.guests[1].rx[0].set_interrupts(interrupts);
@@ -134,7 +138,17 @@ fn few_datagrams_at_a_time_wait_for_nobody() {
 #[test]
 fn a_driver_that_asks_for_no_interrupts_is_not_waited_for() {
     for layout in [Layout::Split, Layout::Packed] {
-        let mut lab = lab_with(layout, 2, false);
+        let mut lab = lab_with(layout, 2, false, BindMode::MacAndIp);
+        send(&mut lab, 0, 3 * WINDOW);
+        assert_eq!([lab.poll(), lab.poll(), lab.poll()], [WINDOW; 3]);
+        assert_eq!(lab.stats.holds.get(), 0);
+    }
+}
+
+#[test]
+fn a_guest_that_may_be_a_router_is_not_waited_for() {
+    for bind in [BindMode::Mac, BindMode::Off] {
+        let mut lab = lab_with(Layout::Split, 2, true, bind);
         send(&mut lab, 0, 3 * WINDOW);
         assert_eq!([lab.poll(), lab.poll(), lab.poll()], [WINDOW; 3]);
         assert_eq!(lab.stats.holds.get(), 0);
@@ -197,4 +211,35 @@ fn abuse_N7_waiting_for_windows_spends_the_budget_of_waiting() {
     let most_ns = HOLD_NS + taken * 50_000 + STEPS * step_ns / 8;
     assert!(waited_ns > 0 && waited_ns < most_ns, "{waited_ns} of {most_ns}");
     assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 0);
+}
+
+/// Floods for one receiver: each sender has its part, wherever its port is and however many polls
+/// come between two windows. What waits holds up all else that its sender sends.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_N7_senders_have_windows_in_turns() {
+    const WINDOWS: usize = 240;
+    for (guests, polls) in (3..8).flat_map(|guests| (1..6).map(move |polls| (guests, polls))) {
+        let mut lab = lab(Layout::Split, guests);
+        let senders: Vec<usize> = (0..guests).filter(|n| *n != 1).collect();
+        let mut counts = vec![0; guests];
+        for _ in 0..WINDOWS {
+            for &from in &senders {
+                while lab.guests[from].tx[0].used().is_some() {}
+                let count = lab.guests[from].tx[0].free_descriptors().min(WINDOW);
+                send(&mut lab, from, count);
+            }
+            for _ in 0..polls {
+                lab.poll();
+            }
+            for frame in lab.guests[1].recv_all(0) {
+                counts[usize::from(frame[11]) - 1] += 1;
+            }
+            lab.guests[1].post_up_to(0, 250, 320, 1);
+            lab.advance(1_000_000);
+        }
+        let least = counts.iter().sum::<usize>() / senders.len() / 2;
+        let all = senders.iter().all(|&from| counts[from] >= least);
+        assert!(all, "{guests} guests, {polls} polls: {counts:?}");
+    }
 }
