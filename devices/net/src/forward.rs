@@ -36,7 +36,7 @@ pub(crate) struct Fabric {
     pub touched: Vec<Awaited>,
     /// Room for a frame that has to be seen or changed as a whole.
     pub buffer: FrameBuffer,
-    /// Whose turn it is.
+    /// The one whose turn it is.
     pub sender: Sender,
     /// Cost of frames beyond themselves: copies of floods but the first, each with the least that a
     /// frame costs, and receive buffers in many pieces. Whoever sent the frame takes and clears it.

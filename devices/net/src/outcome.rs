@@ -7,13 +7,13 @@ use crate::fdb::PortId;
 /// Receive queue that a sender waits for.
 pub(crate) type Awaited = (PortId, u16);
 
-/// Who sends: a port, and one of its transmit queues, or [`HOOK_LANE`].
+/// Name of a sender: a port, and one of its transmit queues, or [`HOOK_LANE`].
 pub(crate) type SenderId = (PortId, u16);
 
 /// Stands for a port's hook among its transmit queues.
 pub(crate) const HOOK_LANE: u16 = u16::MAX;
 
-/// Who sends now, and how long it may wait.
+/// The sender that has its turn, and how long it may wait.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sender {
     pub id: SenderId,

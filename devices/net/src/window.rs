@@ -157,7 +157,7 @@ pub(crate) struct Line {
     count: usize,
     /// Round in which the turn of the first is over, once the window is open.
     end_round: Option<u64>,
-    /// Who has a turn, and in which round.
+    /// Sender that has a turn, and the round of it.
     turn: Option<(SenderId, u64)>,
 }
 
