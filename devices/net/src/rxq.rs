@@ -380,11 +380,13 @@ impl RxQueue {
             self.end_window_wait(sender.now_ns);
             return !self.window.line.is_turn_of(sender);
         }
-        let waits = self.hold.refuse(sender.now_ns, sender.hold_ns) == Refusal::Hold;
+        let waits = !self.window.is_late(sender.now_ns, sender.hold_ns)
+            && self.hold.refuse(sender.now_ns, sender.hold_ns) == Refusal::Hold;
         if waits {
             self.window.line.join(sender.id);
         } else {
             self.window.forget();
+            self.end_window_wait(sender.now_ns);
         }
         self.window.is_awaited = waits;
         waits

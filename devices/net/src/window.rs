@@ -87,14 +87,21 @@ impl Window {
         self.untaken = 0;
     }
 
-    /// When the kernel has taken it, as learnt.
+    /// When the kernel has taken it, as learnt: as much of it as others wait for. What does not
+    /// wait must not put the end off for ever.
     fn taken_ns(&self) -> u64 {
-        self.since_ns.saturating_add(self.untaken as u64 * self.pace.take_ns)
+        self.since_ns.saturating_add(self.untaken.min(WINDOW) as u64 * self.pace.take_ns)
     }
 
     /// When it may be opened.
     fn end_ns(&self) -> u64 {
-        self.since_ns.saturating_add(SHARE * self.untaken as u64 * self.pace.take_ns)
+        self.since_ns + SHARE * (self.taken_ns() - self.since_ns)
+    }
+
+    /// Whether the kernel has more to take than it can: it was not seen waiting for so long that
+    /// the window is of no use. Others feed it, who do not wait.
+    pub fn is_late(&self, now_ns: u64, hold_ns: u64) -> bool {
+        self.untaken > 0 && now_ns.saturating_sub(self.since_ns) >= hold_ns
     }
 
     /// Lets everything pass until the driver is seen waiting again.
@@ -301,6 +308,17 @@ mod tests {
         window.published(WINDOW, true, 0);
         assert!(!window.look(WINDOW as u64 * (1_000 - 93), || false));
         assert_eq!(window.pace.take_ns, 907 + 28);
+    }
+
+    #[test]
+    fn frames_that_do_not_wait_put_its_end_off_for_a_window_at_most() {
+        let mut window = full(1_000, 1);
+        for now_ns in 0..100 {
+            window.published(WINDOW, false, now_ns);
+        }
+        assert_eq!(window.look_ns(), end_ns(1_000));
+        assert!(!window.is_late(999, 1_000) && window.is_late(1_000, 1_000));
+        assert!(window.look(end_ns(1_000), || true) && !window.is_late(1_000, 1_000));
     }
 
     #[test]
