@@ -114,7 +114,7 @@ impl Sidecore {
             })
             .map_err(io("starting its thread"))?;
         started.recv().map_err(|_| SidecoreError::Gone(index))?.map_err(io(
-            "pinning its thread to the configured CPU, or watching its wake-up event",
+            "pinning its thread to the configured CPU, or waiting for its wake-up event",
         ))?;
         mailbox.stats.active.set(1);
         Ok(Self { index, node, mailbox })

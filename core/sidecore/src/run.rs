@@ -77,6 +77,11 @@ impl Run {
         let config = SidecoreConfig { pause: config.pause.resolve(), ..config };
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(mailbox.poller.fd(), &mailbox.bell, epoll::EventData::new_u64(BELL), flags)?;
+        // `epoll_pwait2` is of Linux 5.11: where there is none, nothing could sleep.
+        let mut events = Vec::with_capacity(WAKE_EVENTS);
+        let spare = rustix::buffer::spare_capacity(&mut events);
+        epoll::wait(mailbox.poller.fd(), spare, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        events.clear();
         Ok(Self {
             config,
             clock,
@@ -85,7 +90,7 @@ impl Run {
             slots: Vec::new(),
             sampler: Sampler::default(),
             stopping: false,
-            events: Vec::with_capacity(WAKE_EVENTS),
+            events,
             ledger: Ledger::default(),
         })
     }

@@ -12,7 +12,7 @@ use crate::fdb::PortId;
 use crate::features;
 use crate::metrics::SwitchStats;
 use crate::offload::{Need, needed};
-use crate::outcome::{Awaited, Outcome, Sender, WhenFull};
+use crate::outcome::{Awaited, Held, Outcome, Sender, WhenFull};
 use crate::port::Port;
 use crate::rxq::{Room, RxQueue};
 
@@ -77,10 +77,12 @@ impl Delivery {
         if !rxq.vring.parts.health.is_live() {
             return Err(Outcome::Dropped(DropReason::LinkDown));
         }
-        let may_wait = when_full == WhenFull::Hold && sender.hold_ns > 0;
+        let on = (self.port, self.queue);
+        let may_wait = when_full == WhenFull::Hold && sender.may_wait();
         if may_wait && rxq.is_before_window(sender, frame.eth()) && rxq.wait_for_window(sender) {
-            return Err(Outcome::Hold((self.port, self.queue)));
+            return Err(Outcome::Hold(Held { on, window_since_ns: Some(sender.now_ns) }));
         }
+        let held = Held { on, window_since_ns: None };
         let room = match &self.plan {
             Some(plan) => rxq.room(plan.count(), plan.longest(), sender.now_ns),
             None => rxq.room(1, frame.len(), sender.now_ns),
@@ -88,10 +90,10 @@ impl Delivery {
         let reason = match (room, when_full) {
             (Room::Yes, _) => return Ok(()),
             (Room::No(reason), _) => reason,
-            (Room::Wait, WhenFull::Keep) => return Err(Outcome::Hold((self.port, self.queue))),
+            (Room::Wait, WhenFull::Keep) => return Err(Outcome::Hold(held)),
             (Room::Wait, WhenFull::Drop) => DropReason::ReceiverStalled,
             (Room::Wait, WhenFull::Hold) => match rxq.refuse(sender) {
-                Refusal::Hold => return Err(Outcome::Hold((self.port, self.queue))),
+                Refusal::Hold => return Err(Outcome::Hold(held)),
                 Refusal::Stalled { new } => {
                     stats.stalls.add(u64::from(new));
                     DropReason::ReceiverStalled

@@ -21,7 +21,7 @@ use crate::head_batch::HeadBatch;
 use crate::hook::Hooks;
 use crate::kicks::{Kicks, take_queue};
 use crate::metrics::SwitchStats;
-use crate::outcome::{Awaited, Sender};
+use crate::outcome::{Held, Sender};
 use crate::port::{Place, Port, queue_count};
 use crate::uplink::Uplink;
 use crate::{control, hook_turn, ingress, transmit};
@@ -280,16 +280,18 @@ impl WakeUp {
 
     /// Arms the receive queue that a sender waits for, until the end of its hold, or until it is
     /// time to look at its window.
-    fn arm_awaited(&mut self, ports: &mut [Option<Box<Port>>], awaited: Awaited) -> bool {
-        let Some(rxq) = rx_mut(ports, awaited) else { return true };
-        let until_ns = match (rxq.look_ns(), rxq.hold_ends_ns(self.hold_ns)) {
+    fn arm_awaited(&mut self, ports: &mut [Option<Box<Port>>], held: Held) -> bool {
+        let Some(rxq) = rx_mut(ports, held.on) else { return true };
+        let until_ns = match held.window_since_ns {
             // Nobody tells of a window that opens.
-            (Some(look_ns), _) if look_ns > self.now_ns => look_ns,
-            (None, Some(end_ns)) if end_ns > self.now_ns && !rxq.vring.arm() => end_ns,
-            _ => return true,
+            Some(since_ns) => rxq.look_ns().map(|at_ns| at_ns.min(since_ns + self.hold_ns)),
+            None => rxq.hold_ends_ns(self.hold_ns),
         };
-        self.at_the_latest(until_ns);
-        false
+        match until_ns {
+            Some(at_ns) if at_ns > self.now_ns => self.at_the_latest(at_ns),
+            _ => return true,
+        }
+        held.window_since_ns.is_none() && rxq.vring.arm()
     }
 
     /// Arms the hook of a port, whose VM has to wait until `ceiling_ns`.
@@ -300,15 +302,15 @@ impl WakeUp {
         ceiling_ns: Option<u64>,
     ) -> bool {
         let hook = ports[at].as_mut().and_then(|p| p.hook.as_mut());
-        let Some((is_ready, held_on, unfilled)) = hook.map(|slot| slot.waiting()) else {
+        let Some((is_ready, held, unfilled)) = hook.map(|slot| slot.waiting()) else {
             return false;
         };
-        let is_busy = match (ceiling_ns, held_on) {
+        let is_busy = match (ceiling_ns, held) {
             (Some(ceiling_ns), _) => {
                 self.at_the_latest(ceiling_ns);
                 false
             }
-            (None, Some(awaited)) => self.arm_awaited(ports, awaited),
+            (None, Some(held)) => self.arm_awaited(ports, held),
             (None, None) => is_ready,
         };
         if unfilled && !is_busy {
@@ -329,12 +331,12 @@ impl WakeUp {
                 continue;
             };
             self.at_the_latest(txq.vring.notify_due_ns(TX_TELL).unwrap_or(u64::MAX));
-            let is_busy = match (ceiling_ns, txq.held_on) {
+            let is_busy = match (ceiling_ns, txq.held) {
                 (Some(ceiling_ns), _) => {
                     self.at_the_latest(ceiling_ns);
                     false
                 }
-                (None, Some(awaited)) => self.arm_awaited(ports, awaited),
+                (None, Some(held)) => self.arm_awaited(ports, held),
                 (None, None) => txq.vring.arm(),
             };
             if is_busy {

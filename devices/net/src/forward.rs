@@ -14,7 +14,7 @@ use crate::fdb::{Dest, PortId, UPLINK};
 use crate::hook::{HookSlot, Hooks, Outbox, OutboxTo, PortHook, ToGuest};
 use crate::metrics::SwitchStats;
 use crate::moves::Move;
-use crate::outcome::{Awaited, Outcome, Sender, WhenFull};
+use crate::outcome::{Awaited, Held, Outcome, Sender, WhenFull};
 use crate::port::{MIN_CHARGE_BYTES, Place, Port};
 use crate::rxq::RxQueue;
 use crate::uplink::Uplink;
@@ -324,10 +324,19 @@ impl Fabric {
         }
     }
 
-    /// Whether the sender whose turn it is, held on `awaited`, should go on waiting.
-    pub fn still_full(&mut self, awaited: Awaited) -> bool {
-        let sender = self.sender;
-        rx_mut(&mut self.ports, awaited).is_some_and(|rxq| rxq.still_full(&sender))
+    /// Begins a sender's turn.
+    #[inline]
+    pub fn begin_turn(&mut self, port: PortId) {
+        (self.sender.port, self.sender.is_late) = (port, false);
+    }
+
+    /// Whether the sender whose turn it is, and that is held, should go on waiting.
+    pub fn still_waits(&mut self, held: Held) -> bool {
+        let Self { ports, sender, .. } = self;
+        let Some(rxq) = rx_mut(ports, held.on) else { return false };
+        let Some(since_ns) = held.window_since_ns else { return rxq.still_full(sender) };
+        sender.is_late = sender.now_ns.saturating_sub(since_ns) >= sender.hold_ns;
+        !sender.is_late && rxq.wait_for_window(sender)
     }
 }
 

@@ -16,7 +16,7 @@ use base::counter::DropReason;
 use frame::{Frame, FrameBuffer, Head, HeadBytes, Vnet};
 
 use crate::fdb::PortId;
-use crate::outcome::Awaited;
+use crate::outcome::Held;
 
 /// Frames that a hook may leave in an [`Outbox`] at the end of a round.
 pub const MAX_OUTBOX: usize = 64;
@@ -170,7 +170,7 @@ impl Outbox {
 pub(crate) struct HookSlot {
     pub hook: Box<dyn PortHook>,
     /// A frame of its own waits for a receiver without buffers.
-    pub held_on: Option<Awaited>,
+    pub held: Option<Held>,
     /// The hook could not get its buffers back at the last try.
     pub unfilled: bool,
     /// The port is listed in [`Hooks::queued`].
@@ -181,13 +181,13 @@ pub(crate) struct HookSlot {
 
 impl HookSlot {
     pub fn new(hook: Box<dyn PortHook>) -> Self {
-        Self { hook, held_on: None, unfilled: false, is_queued: false, is_lent: false }
+        Self { hook, held: None, unfilled: false, is_queued: false, is_lent: false }
     }
 
     /// Whether it has sent something that can go on now; else the receiver that it waits for. Then
     /// whether it wants to be asked again soon.
-    pub fn waiting(&mut self) -> (bool, Option<Awaited>, bool) {
-        (self.hook.arm(), self.held_on, self.unfilled)
+    pub fn waiting(&mut self) -> (bool, Option<Held>, bool) {
+        (self.hook.arm(), self.held, self.unfilled)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::fdb::{Dest, PortId};
 use crate::forward::Fabric;
 use crate::head_batch::HeadBatch;
 use crate::hook::{HookSlot, Polled, PortHook};
-use crate::outcome::{HOOK_LANE, Outcome, WhenFull};
+use crate::outcome::{Outcome, WhenFull};
 use crate::port::{MIN_CHARGE_BYTES, Port};
 
 /// Frames of a hook's own that are taken in a turn.
@@ -39,20 +39,23 @@ fn take_turn(
 ) -> usize {
     let Some(mut slot) = port.hook.take() else { return 0 };
     let mut work = 0;
-    fabric.sender.id = (port.id, HOOK_LANE);
-    if !slot.held_on.is_some_and(|at| fabric.still_full(at)) {
-        slot.held_on = None;
+    fabric.begin_turn(port.id);
+    if !slot.held.is_some_and(|held| fabric.still_waits(held)) {
+        slot.held = None;
         let allowance = ledger.allowance(port.vm, now_ns);
         let mut spent = Spent::default();
         while work < HOOK_BATCH && allowance.has_more(&spent) {
             let head = heads.lone();
             match send_for_hook(fabric, head, port, slot.hook.as_mut(), now_ns, &mut spent) {
                 None => break,
-                Some(Outcome::Hold(awaited)) => {
-                    slot.held_on = Some(awaited);
+                Some(Outcome::Hold(held)) => {
+                    slot.held = Some(held);
                     break;
                 }
-                Some(_) => work += 1,
+                Some(_) => {
+                    fabric.sender.is_late = false;
+                    work += 1;
+                }
             }
         }
         settle(fabric, port, &mut slot, (allowance, spent), now_ns, ledger);
@@ -70,7 +73,7 @@ fn settle(
     now_ns: u64,
     ledger: &mut Ledger,
 ) {
-    let more = slot.held_on.is_none() && slot.hook.arm();
+    let more = slot.held.is_none() && slot.hook.arm();
     if spent.requests > 0 {
         ledger.charge(port.vm, spent, more, now_ns);
         fabric.unpublished_bytes += spent.bytes;

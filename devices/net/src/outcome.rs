@@ -7,22 +7,34 @@ use crate::fdb::PortId;
 /// Receive queue that a sender waits for.
 pub(crate) type Awaited = (PortId, u16);
 
-/// Name of a sender: a port, and one of its transmit queues, or [`HOOK_LANE`].
-pub(crate) type SenderId = (PortId, u16);
-
-/// Stands for a port's hook among its transmit queues.
-pub(crate) const HOOK_LANE: u16 = u16::MAX;
+/// The receiver that a sender is held for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub on: Awaited,
+    /// Time since when it waits for the receiver's window; none: it waits for buffers.
+    pub window_since_ns: Option<u64>,
+}
 
 /// The sender that has its turn, and how long it may wait.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sender {
-    pub id: SenderId,
+    pub port: PortId,
     /// Number of the round.
     pub round: u64,
     /// Time of the round.
     pub now_ns: u64,
     /// How long a receiver is waited for in all; 0: not at all.
     pub hold_ns: u64,
+    /// The sender has waited for a window for so long that its first frame waits no more.
+    pub is_late: bool,
+}
+
+impl Sender {
+    /// Whether it waits for windows.
+    #[inline]
+    pub fn may_wait(&self) -> bool {
+        self.hold_ns > 0 && !self.is_late
+    }
 }
 
 /// Fate of a frame at a receiver without buffers.
@@ -44,7 +56,7 @@ pub(crate) enum Outcome {
     /// Ended by a hook.
     Consumed,
     /// The receiver has no buffers: keep the frame.
-    Hold(Awaited),
+    Hold(Held),
     /// The frame was not sent.
     Dropped(DropReason),
 }

@@ -17,7 +17,7 @@ use crate::filter::Filter;
 use crate::forward_cache::ForwardCache;
 use crate::hook::HookSlot;
 use crate::metrics::SwitchStats;
-use crate::outcome::Awaited;
+use crate::outcome::Held;
 use crate::rxq::{RxQueue, vnet_len};
 use frame::{Allowed, VNET_LEN};
 
@@ -57,8 +57,8 @@ pub(crate) struct TxQueue {
     /// Charge for a frame of the last batch on average: not many more are taken from the ring
     /// than may be sent.
     pub mean_cost: u64,
-    /// The receiver that has no buffers for the first frame.
-    pub held_on: Option<Awaited>,
+    /// The receiver that the first frame waits for.
+    pub held: Option<Held>,
     /// Since when, while there is one.
     held_since_ns: u64,
 }
@@ -70,7 +70,7 @@ impl TxQueue {
             batch: Batch::new(TX_BATCH, TX_SEGS),
             done: Vec::with_capacity(TX_BATCH),
             mean_cost: MIN_CHARGE_BYTES,
-            held_on: None,
+            held: None,
             held_since_ns: 0,
         }
     }
@@ -79,7 +79,7 @@ impl TxQueue {
     /// its first frame had been waiting.
     #[inline]
     pub fn count_hold(&mut self, was_held: bool, now_ns: u64, stats: &SwitchStats) {
-        let is_held = self.held_on.is_some();
+        let is_held = self.held.is_some();
         if was_held && is_held && self.done.is_empty() {
             // It still waits.
             return;

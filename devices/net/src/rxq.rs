@@ -351,7 +351,6 @@ impl RxQueue {
 
     /// A frame did not fit: keep it or drop it?
     pub fn refuse(&mut self, sender: &Sender) -> Refusal {
-        self.window.is_awaited = false;
         self.hold.refuse(sender.now_ns, sender.hold_ns)
     }
 
@@ -383,21 +382,18 @@ impl RxQueue {
         let waits = !self.window.is_late(sender.now_ns, sender.hold_ns)
             && self.hold.refuse(sender.now_ns, sender.hold_ns) == Refusal::Hold;
         if waits {
-            self.window.line.join(sender.id);
+            self.window.line.refused(sender);
+            self.window.is_awaited = true;
         } else {
             self.window.forget();
             self.end_window_wait(sender.now_ns);
         }
-        self.window.is_awaited = waits;
         waits
     }
 
-    /// Whether a held sender should go on waiting: no new buffers, or the window still shut, and
-    /// the hold not over; or it is another's turn.
+    /// Whether a sender that is held for want of buffers should go on waiting: there are no new
+    /// ones, and the hold is not over.
     pub fn still_full(&mut self, sender: &Sender) -> bool {
-        if self.window.is_awaited || self.window.line.has(sender.id) {
-            return self.wait_for_window(sender);
-        }
         if !self.hold.is_on(sender.now_ns, sender.hold_ns) {
             return false;
         }

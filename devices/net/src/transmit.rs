@@ -80,8 +80,8 @@ pub(crate) fn poll(
     now_ns: u64,
     ledger: &mut Ledger,
 ) -> usize {
-    fabric.sender.id = (port.id, lane as u16);
-    if txq.held_on.is_some_and(|at| fabric.still_full(at)) {
+    fabric.begin_turn(port.id);
+    if txq.held.is_some_and(|held| fabric.still_waits(held)) {
         return 0;
     }
     let allowance = ledger.allowance(port.vm, now_ns);
@@ -92,7 +92,7 @@ pub(crate) fn poll(
         }
         return 0;
     }
-    let was_held = txq.held_on.take().is_some();
+    let was_held = txq.held.take().is_some();
     let allowance = Allowance { bytes: allowance.bytes.min(ROUND_BYTES), ..allowance };
     let most = allowance.batch(txq.mean_cost, TX_BATCH);
     let popped = txq.vring.pop(&mut txq.batch, most);
@@ -123,7 +123,7 @@ pub(crate) fn poll(
     let done = txq.done.len();
     txq.vring.unpop(&mut txq.batch, popped - done);
     if done > 0 {
-        let more = txq.held_on.is_none() && (popped == most || done < popped);
+        let more = txq.held.is_none() && (popped == most || done < popped);
         let spent = Spent { bytes: cost_bytes, requests: done as u32 };
         ledger.charge(port.vm, spent, more, now_ns);
         fabric.unpublished_bytes += cost_bytes;
@@ -200,7 +200,8 @@ fn send_run(
             && !(untagged && head.is_tagged())
             && source.is_of(head);
         let chain = txq.batch.get(at);
-        let may_wait = sender.hold_ns > 0 && rxq.is_before_window(sender, head.eth());
+        let may_wait =
+            sender.is_late || sender.may_wait() && rxq.is_before_window(sender, head.eth());
         if !is_alike || may_wait || !rxq.put_plain(&chain, head, *now_ns) {
             break;
         }
@@ -224,8 +225,8 @@ fn send_one(fabric: &mut Fabric, heads: &mut HeadBatch, turn: &mut Turn<'_>, at:
     sent.wire_used |= to_wire;
     sent.cost_bytes += std::mem::take(&mut fabric.extra_cost_bytes);
     match outcome {
-        Outcome::Hold(awaited) => {
-            txq.held_on = Some(awaited);
+        Outcome::Hold(held) => {
+            txq.held = Some(held);
             return false;
         }
         Outcome::Dropped(reason) => {
@@ -237,6 +238,7 @@ fn send_one(fabric: &mut Fabric, heads: &mut HeadBatch, turn: &mut Turn<'_>, at:
         Outcome::Sent | Outcome::Consumed => sent.count(&heads.heads[at], &chain),
     }
     txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
+    fabric.sender.is_late = false;
     true
 }
 

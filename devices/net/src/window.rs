@@ -15,7 +15,8 @@
 
 use frame::{IPPROTO_TCP, L4};
 
-use crate::outcome::{Sender, SenderId};
+use crate::fdb::PortId;
+use crate::outcome::Sender;
 
 /// Most buffers of datagrams before a kernel that has not asked for more: what Linux takes in one
 /// turn of its driver, and less than a socket of default size can hold.
@@ -68,16 +69,23 @@ impl Window {
         }
         if opens {
             self.open();
+            // It is open for those in line: what did not wait is not counted this time.
+            if self.line.count > 0 {
+                return true;
+            }
         }
         if datagrams > 0 {
             if self.untaken == 0 {
                 self.since_ns = now_ns;
+                self.untaken = datagrams;
                 self.pace.window_began();
             } else {
                 // The guest may have begun to take what came before.
                 self.pace.is_probe = false;
+                // What does not wait must not put the end off for ever.
+                let all = self.untaken.saturating_add(datagrams);
+                self.untaken = self.untaken.max(all.min(WINDOW));
             }
-            self.untaken = self.untaken.saturating_add(datagrams);
             self.look_ns = if self.pace.is_probe { self.taken_ns() } else { self.end_ns() };
         }
         opens
@@ -87,10 +95,9 @@ impl Window {
         self.untaken = 0;
     }
 
-    /// When the kernel has taken it, as learnt: as much of it as others wait for. What does not
-    /// wait must not put the end off for ever.
+    /// When the kernel has taken it, as learnt.
     fn taken_ns(&self) -> u64 {
-        self.since_ns.saturating_add(self.untaken.min(WINDOW) as u64 * self.pace.take_ns)
+        self.since_ns.saturating_add(self.untaken as u64 * self.pace.take_ns)
     }
 
     /// When it may be opened.
@@ -107,7 +114,7 @@ impl Window {
     /// Lets everything pass until the driver is seen waiting again.
     pub fn forget(&mut self) {
         self.open();
-        (self.is_known, self.line.count) = (false, 0);
+        (self.is_known, self.line) = (false, Line::default());
     }
 
     /// Whether datagrams are worth counting.
@@ -117,21 +124,27 @@ impl Window {
     }
 
     /// Whether there is enough before the kernel, with `unpublished` buffers that are filled and
-    /// not told of. A kernel that has nothing may get all of a round.
+    /// not told of.
     #[inline]
     pub fn is_full(&self, unpublished: usize) -> bool {
-        let is_before_it = self.is_known && self.untaken > 0;
-        is_before_it && self.untaken.saturating_add(unpublished) >= WINDOW
+        self.is_known && self.untaken.saturating_add(unpublished) >= WINDOW
     }
 
-    /// Whether a full window is open again: looks if it is time to.
+    /// Whether a full window is open again: looks if it is time to. One that was filled in this
+    /// round is not.
     pub fn look(&mut self, now_ns: u64, driver_waits: impl FnOnce() -> bool) -> bool {
-        if now_ns < self.look_ns {
+        if self.untaken == 0 || now_ns < self.look_ns {
             return false;
         }
         let waits = driver_waits();
         if self.pace.is_probe {
-            self.pace.probed(waits);
+            let late_ns = now_ns.saturating_sub(self.taken_ns());
+            if waits && late_ns > ((self.taken_ns() - self.since_ns) / 4).max(MAX_LATE_NS) {
+                // It may have waited for long.
+                self.pace.put_off();
+            } else {
+                self.pace.probed(waits);
+            }
             self.look_ns = if self.pace.is_probe { self.taken_ns() } else { self.end_ns() };
         }
         if now_ns >= self.look_ns && waits {
@@ -151,45 +164,57 @@ impl Window {
     }
 }
 
-/// Senders that have a place in the line of a window. Others wait until there is one.
-const MAX_LINE: usize = 16;
+/// A probe may be so late in any case, else by a quarter of what it measures.
+const MAX_LATE_NS: u64 = 5_000;
 
-/// Line of those who wait for one window: each has a turn.
+/// Ports that have a place in the line of a window. Others wait until there is one.
+const MAX_LINE: usize = 64;
+
+/// Line of the ports that wait for one window: each has a turn, with all its queues.
 ///
 /// Whoever is asked first when it opens would fill it: always the same one, where its place in the
 /// rounds and their number between two windows are in step.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Line {
-    senders: [SenderId; MAX_LINE],
+    ports: [PortId; MAX_LINE],
     count: usize,
     /// Round in which the turn of the first is over, once the window is open.
     end_round: Option<u64>,
-    /// Sender that has a turn, and the round of it.
-    turn: Option<(SenderId, u64)>,
+    /// Port that has a turn, and the round of it.
+    turn: Option<(PortId, u64)>,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self { ports: [0; MAX_LINE], count: 0, end_round: None, turn: None }
+    }
 }
 
 impl Line {
     /// Whether a sender has to wait for others.
     #[inline]
     pub fn is_before(&self, sender: &Sender) -> bool {
-        self.count > 0 && self.turn != Some((sender.id, sender.round))
+        self.count > 0 && self.turn != Some((sender.port, sender.round))
     }
 
-    /// A sender waits.
-    pub fn join(&mut self, sender: SenderId) {
-        if self.count < MAX_LINE && !self.has(sender) {
-            self.senders[self.count] = sender;
+    /// A sender meets a window that is shut. One that has just had its turn joins a round later,
+    /// after those that are asked after it.
+    pub fn refused(&mut self, sender: &Sender) {
+        if self.turn != Some((sender.port, sender.round)) {
+            self.join(sender.port);
+        }
+        self.end_round = None;
+    }
+
+    fn join(&mut self, port: PortId) {
+        if self.count < MAX_LINE && !self.ports[..self.count].contains(&port) {
+            self.ports[self.count] = port;
             self.count += 1;
         }
     }
 
-    /// Whether a sender is in it.
-    pub fn has(&self, sender: SenderId) -> bool {
-        self.senders[..self.count].contains(&sender)
-    }
-
     fn end_first(&mut self) {
-        self.senders.copy_within(1..self.count, 0);
+        self.ports.copy_within(1..self.count, 0);
         self.count -= 1;
         self.end_round = None;
     }
@@ -199,16 +224,17 @@ impl Line {
     pub fn is_turn_of(&mut self, sender: &Sender) -> bool {
         while self.is_before(sender) {
             let end_round = *self.end_round.get_or_insert(sender.round + 2);
-            let is_first = self.senders[0] == sender.id;
+            let is_first = self.ports[0] == sender.port;
             if !is_first && sender.round < end_round {
-                self.join(sender.id);
+                self.join(sender.port);
                 return false;
             }
             self.end_first();
             if is_first {
-                self.turn = Some((sender.id, sender.round));
+                break;
             }
         }
+        self.turn = Some((sender.port, sender.round));
         true
     }
 }
@@ -230,6 +256,11 @@ impl Pace {
     fn window_began(&mut self) {
         self.is_probe = self.windows_left == 0;
         self.windows_left = self.windows_left.checked_sub(1).unwrap_or(PROBE_EVERY - 1);
+    }
+
+    /// The probe was too late: the next window has one.
+    fn put_off(&mut self) {
+        (self.is_probe, self.windows_left) = (false, 0);
     }
 
     /// A probe found the driver waiting, or not. A first guess is doubled until one does.
@@ -278,7 +309,8 @@ mod tests {
         assert!(window.published(1, true, 2 * end_ns(1_000)) && !window.is_full(WINDOW - 2));
         assert!(window.is_full(WINDOW - 1));
         window.open();
-        assert!(!window.is_full(4 * WINDOW));
+        assert!(!window.is_full(WINDOW - 1) && window.is_full(WINDOW));
+        assert!(!window.look(u64::MAX, || panic!("nothing is published")));
         window.forget();
         window.published(WINDOW, false, 0);
         assert!(!window.is_full(0));
@@ -354,27 +386,50 @@ mod tests {
     }
 
     #[test]
-    fn senders_have_turns_in_line_and_whoever_has_gone_is_left_out() {
-        let at =
-            |round| [(1, 0), (2, 0), (2, 1)].map(|id| Sender { id, round, ..Sender::default() });
+    fn ports_have_turns_in_line_and_whoever_has_gone_is_left_out() {
+        let at = |round| [1, 2, 3].map(|port| Sender { port, round, ..Sender::default() });
         let mut line = Line::default();
         let [a, b, c] = at(7);
-        assert!(line.is_turn_of(&a) && !line.is_before(&a));
-        line.join(b.id);
-        line.join(a.id);
-        line.join(b.id);
+        assert!(line.is_turn_of(&at(6)[0]) && !line.is_before(&at(6)[0]));
+        line.refused(&b);
+        line.refused(&at(8)[0]);
+        line.refused(&b);
         // The third joins as it is asked.
         assert!(!line.is_turn_of(&a) && !line.is_turn_of(&c) && line.is_turn_of(&b));
         assert!(!line.is_before(&b) && line.is_turn_of(&b) && line.is_before(&c));
-        assert!(!line.has(b.id) && line.has(c.id) && line.is_turn_of(&a));
-        line.join(a.id);
+        assert!(line.ports[..line.count] == [1, 3] && line.is_turn_of(&a));
+        // It has just had its turn.
+        line.refused(&a);
+        assert_eq!(line.ports[..line.count], [3]);
+        line.refused(&at(8)[0]);
         // Not asked for a round: the next one's turn.
         assert!(!line.is_turn_of(&at(7)[1]) && !line.is_turn_of(&at(8)[0]));
-        assert!(line.is_turn_of(&at(9)[0]) && !line.has(c.id));
-        for n in 0..2 * MAX_LINE as u16 {
-            line.join((9, n));
+        assert!(line.is_turn_of(&at(9)[0]));
+        assert_eq!(line.ports[..line.count], [2]);
+        for port in 0..2 * MAX_LINE as u16 {
+            line.join(port);
         }
         assert_eq!(line.count, MAX_LINE);
+    }
+
+    #[test]
+    fn a_window_that_opens_as_others_fill_it_is_open_for_those_in_line() {
+        let mut window = full(1_000, 1);
+        window.line.join(3);
+        assert!(window.published(WINDOW, true, end_ns(1_000)) && !window.is_full(0));
+        window.line = Line::default();
+        assert!(window.published(WINDOW, true, end_ns(1_000)) && window.is_full(0));
+    }
+
+    #[test]
+    fn a_probe_that_comes_late_teaches_nothing() {
+        let mut window = full(1_000, 0);
+        assert!(window.look(2 * end_ns(1_000), || true));
+        assert_eq!(window.pace.take_ns, 1_000);
+        // The next one has a probe.
+        window.published(WINDOW, true, 0);
+        assert!(!window.look(WINDOW as u64 * 1_000, || true));
+        assert!(window.pace.take_ns < 1_000);
     }
 
     #[test]

@@ -273,3 +273,69 @@ fn abuse_N7_senders_have_windows_in_turns() {
         assert!(all, "{guests} guests, {polls} polls: {counts:?}");
     }
 }
+
+/// A guest with many queues has the turns of one.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_N7_many_queues_have_one_turn() {
+    const QUEUES: u16 = 16;
+    for polls in 1..6 {
+        let options = ModelOptions { event_idx: true, ..ModelOptions::default() };
+        let pairs = [QUEUES, 1, 1];
+        let spec = |pairs| Spec { options, pairs, ring: 128, ..Spec::default() };
+        let mut specs = pairs.map(spec);
+        (specs[1].bind, specs[1].ring) = (BindMode::MacAndIp, 256);
+        let mut lab = Lab::new(specs.into());
+        lab.introduce();
+        lab.guests[1].rx[0].set_interrupts(true);
+        let mut counts = [0; 3];
+        for _ in 0..200 {
+            for (from, queue) in (0..QUEUES).map(|queue| (0, queue)).chain([(2, 0)]) {
+                let queue = usize::from(queue);
+                while lab.guests[from].tx[queue].used().is_some() {}
+                for _ in 0..lab.guests[from].tx[queue].free_descriptors().min(WINDOW) {
+                    let frame = frame(mac(1), mac(from), 100);
+                    lab.guests[from].send(queue, &no_offload(), &frame, 1);
+                }
+            }
+            lab.guests[1].post_up_to(0, 250, 320, 1);
+            for _ in 0..polls {
+                lab.poll();
+            }
+            for frame in lab.guests[1].recv_all(0) {
+                counts[usize::from(frame[11]) - 1] += 1;
+            }
+            lab.advance(1_000_000);
+        }
+        assert!(counts[2] * 3 > counts[0], "{polls} polls: {counts:?}");
+    }
+}
+
+/// Multicasts do not wait, and fill the window as soon as it opens: then it is open for those who
+/// do.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_N7_multicasts_keep_no_window_from_those_who_wait() {
+    let mut lab = lab(Layout::Split, 3);
+    let all = frame([0x33, 0x33, 0, 0, 0, 1], mac(2), 100);
+    let mut count = 0;
+    for _ in 0..100 {
+        while lab.guests[0].tx[0].used().is_some() {}
+        let free = lab.guests[0].tx[0].free_descriptors();
+        send(&mut lab, 0, free.min(WINDOW));
+        lab.advance(1_000_000);
+        // The kernel is at work at each look, and through before the next multicasts.
+        lab.poll();
+        let mut frames = lab.guests[1].recv_all(0);
+        while lab.guests[2].tx[0].used().is_some() {}
+        for _ in 0..WINDOW {
+            lab.guests[2].send(0, &no_offload(), &all, 1);
+        }
+        lab.poll();
+        lab.poll();
+        frames.extend(lab.guests[1].recv_all(0));
+        lab.guests[1].post_up_to(0, 250, 320, 1);
+        count += frames.iter().filter(|frame| frame[11] == mac(0)[5]).count();
+    }
+    assert!(count > 50 * WINDOW, "{count}");
+}
