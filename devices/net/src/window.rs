@@ -139,8 +139,9 @@ impl Window {
         let waits = driver_waits();
         if self.pace.is_probe {
             let late_ns = now_ns.saturating_sub(self.taken_ns());
-            if waits && late_ns > ((self.taken_ns() - self.since_ns) / 4).max(MAX_LATE_NS) {
-                // It may have waited for long.
+            let is_late = late_ns > ((self.taken_ns() - self.since_ns) / 4).max(MAX_LATE_NS);
+            if is_late && (waits || self.pace.is_learnt) {
+                // It may have waited for long. Only to count the others would favour long times.
                 self.pace.put_off();
             } else {
                 self.pace.probed(waits);
