@@ -380,7 +380,7 @@ impl RxQueue {
             return !self.window.line.is_turn_of(sender);
         }
         let waits = !self.window.is_late(sender.now_ns, sender.hold_ns)
-            && self.hold.refuse(sender.now_ns, sender.hold_ns) == Refusal::Hold;
+            && self.refuse(sender) == Refusal::Hold;
         if waits {
             self.window.line.refused(sender);
             self.window.is_awaited = true;

@@ -53,7 +53,7 @@ pub(crate) struct Window {
     pace: Pace,
     /// The driver was seen waiting, so it asks for interrupts.
     is_known: bool,
-    /// The sender that was held last waits for this, and not for buffers.
+    /// A sender waits for it.
     pub is_awaited: bool,
     pub line: Line,
 }
@@ -87,7 +87,7 @@ impl Window {
                 let all = self.untaken.saturating_add(datagrams);
                 self.untaken = self.untaken.max(all.min(WINDOW));
             }
-            self.look_ns = if self.pace.is_probe { self.taken_ns() } else { self.end_ns() };
+            self.look_ns = self.first_look_ns();
         }
         opens
     }
@@ -104,6 +104,11 @@ impl Window {
     /// When it may be opened.
     fn end_ns(&self) -> u64 {
         self.since_ns + SHARE * (self.taken_ns() - self.since_ns)
+    }
+
+    /// When it is looked at first: for a probe, or to open it.
+    fn first_look_ns(&self) -> u64 {
+        if self.pace.is_probe { self.taken_ns() } else { self.end_ns() }
     }
 
     /// Whether the kernel has more to take than it can: it was not seen waiting for so long that
@@ -147,17 +152,18 @@ impl Window {
             } else {
                 self.pace.probed(waits);
             }
-            self.look_ns = if self.pace.is_probe { self.taken_ns() } else { self.end_ns() };
+            self.look_ns = self.first_look_ns();
         }
-        if now_ns >= self.look_ns && waits {
+        if now_ns < self.look_ns {
+            return false;
+        }
+        if waits {
             self.open();
-            return true;
-        }
-        if now_ns >= self.look_ns {
+        } else {
             let been_ns = now_ns.saturating_sub(self.since_ns);
             self.look_ns = now_ns.saturating_add((been_ns / 4).max(*TAKE_NS.start()));
         }
-        false
+        waits
     }
 
     /// When the next look is worth it.
