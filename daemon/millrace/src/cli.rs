@@ -148,6 +148,10 @@ pub struct Libvirt {
     /// Print only this port's device, for `virsh attach-device`
     #[arg(long, value_name = "PORT", conflicts_with_all = ["kind", "memory", "emulator", "kernel"])]
     pub device: Option<String>,
+    /// Put the ports into this domain, in place of its own devices; - is the standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "kind", "memory", "vcpus",
+          "emulator", "kernel"])]
+    pub domain: Option<PathBuf>,
     /// Whether KVM runs the VM, or QEMU's emulator
     #[arg(long = "type", value_enum, default_value_t = DomainKind::Kvm)]
     pub kind: DomainKind,

@@ -36,12 +36,22 @@ fn reconnect(xml: &mut Xml) {
     xml.empty("reconnect", &[("enabled", "yes"), ("timeout", RECONNECT_S)]);
 }
 
+/// Elements that a device keeps of the one whose place it takes, as they stand in that domain.
+#[derive(Default)]
+pub struct Kept<'a> {
+    /// MAC address or target, by which its guest and its host know it.
+    pub name: Option<&'a str>,
+    /// Places on the bus and in the boot order.
+    pub rest: Vec<&'a str>,
+}
+
 /// Writes a network card.
-pub fn net(xml: &mut Xml, net: &NetConfig) {
+pub fn net(xml: &mut Xml, net: &NetConfig, kept: &Kept<'_>) {
     xml.within("interface", &[("type", "vhostuser")], |xml| {
-        match net.mac {
-            Some(mac) => xml.empty("mac", &[("address", &format_mac(mac))]),
-            None => xml.comment(
+        match (kept.name, net.mac) {
+            (Some(mac), _) => xml.raw(mac),
+            (None, Some(mac)) => xml.empty("mac", &[("address", &format_mac(mac))]),
+            (None, None) => xml.comment(
                 "The config has no `mac`: libvirt makes one up, and the port takes the first that \
                  it sees.",
             ),
@@ -60,12 +70,20 @@ pub fn net(xml: &mut Xml, net: &NetConfig) {
             xml.empty("driver", &[("queues", &net.queue_pairs.to_string())]);
         }
         xml.empty("alias", &[("name", &alias(&net.name))]);
+        kept.rest.iter().for_each(|element| xml.raw(element));
     });
 }
 
 /// Writes a disk that has an element; `slot` is its number among the VM's disks. It is booted from
 /// where `boots`. `vcpus` are the VM's CPUs where they are known.
-pub fn disk(xml: &mut Xml, disk: &DiskConfig, slot: usize, boots: bool, vcpus: Option<u32>) {
+pub fn disk(
+    xml: &mut Xml,
+    disk: &DiskConfig,
+    slot: usize,
+    boots: bool,
+    vcpus: Option<u32>,
+    kept: &Kept<'_>,
+) {
     xml.within("disk", &[("type", "vhostuser"), ("device", "disk")], |xml| {
         let driver = [("name", "qemu"), ("type", "raw")];
         match queues(disk, vcpus) {
@@ -74,11 +92,15 @@ pub fn disk(xml: &mut Xml, disk: &DiskConfig, slot: usize, boots: bool, vcpus: O
         }
         let path = path(&disk.endpoint);
         xml.within("source", &[("type", "unix"), ("path", &path)], reconnect);
-        xml.empty("target", &[("dev", &target(slot)), ("bus", "virtio")]);
+        match kept.name {
+            Some(target) => xml.raw(target),
+            None => xml.empty("target", &[("dev", &target(slot)), ("bus", "virtio")]),
+        }
         if boots {
             xml.empty("boot", &[("order", "1")]);
         }
         xml.empty("alias", &[("name", &alias(&disk.name))]);
+        kept.rest.iter().for_each(|element| xml.raw(element));
     });
 }
 
@@ -90,7 +112,7 @@ fn queues(disk: &DiskConfig, vcpus: Option<u32>) -> Option<String> {
 }
 
 /// Name of a disk in libvirt: `vda` to `vdz`, `vdaa` and so on. Guests may count in another order.
-fn target(slot: usize) -> String {
+pub fn target(slot: usize) -> String {
     let letter = |n: usize| char::from(b'a' + (n % 26) as u8);
     let (mut name, mut rest) = (String::new(), slot + 1);
     while rest > 0 {

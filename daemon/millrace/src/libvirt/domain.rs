@@ -3,12 +3,12 @@
 use anyhow::bail;
 use config::{NetConfig, SocketMode, VmConfig};
 
-use super::device::{self, MAX_OWN_DEVICES, OwnDevices};
+use super::device::{self, Kept, MAX_OWN_DEVICES, OwnDevices};
 use super::xml::Xml;
 use crate::cli::{DomainKind, Libvirt};
 
 /// Name space of QEMU's own arguments (libvirt's documentation, `drvqemu`).
-const QEMU_SPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
+pub const QEMU_SPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
 /// Root ports without a device: a q35 machine takes a device while it runs only into such a one.
 const SPARE_ROOT_PORTS: usize = 4;
@@ -97,10 +97,11 @@ fn devices(xml: &mut Xml, args: &Libvirt, vm: &VmConfig) {
     root_ports(xml, vm.nets.len() + elements);
     xml.empty("controller", &[("type", "usb"), ("model", "none")]);
     for net in &vm.nets {
-        device::net(xml, net);
+        device::net(xml, net, &Kept::default());
     }
     for (slot, disk) in vm.disks.iter().enumerate().filter(|(_, d)| device::has_element(d)) {
-        device::disk(xml, disk, slot, boots(args, slot), Some(args.vcpu_number()));
+        let boots = boots(args, slot);
+        device::disk(xml, disk, slot, boots, Some(args.vcpu_number()), &Kept::default());
     }
     xml.within("serial", &[("type", "pty")], |xml| xml.empty("target", &[("port", "0")]));
     xml.within("console", &[("type", "pty")], |xml| {
@@ -165,7 +166,7 @@ fn qemu(xml: &mut Xml, own: &OwnDevices) {
 }
 
 /// Writes properties of network cards that libvirt has no attribute for.
-fn overrides(xml: &mut Xml, kind: DomainKind, nets: &[NetConfig]) {
+pub fn overrides(xml: &mut Xml, kind: DomainKind, nets: &[NetConfig]) {
     let cards: Vec<_> = nets.iter().map(|net| (net, properties(kind, net))).collect();
     if cards.iter().all(|(_, properties)| properties.is_empty()) {
         return;
@@ -205,7 +206,7 @@ fn properties(kind: DomainKind, net: &NetConfig) -> Vec<(&'static str, String)> 
 pub fn write_device(args: &Libvirt, vm: &VmConfig, port: &str) -> anyhow::Result<String> {
     let mut xml = Xml::default();
     if let Some(net) = vm.nets.iter().find(|net| net.name == port) {
-        device::net(&mut xml, net);
+        device::net(&mut xml, net, &Kept::default());
         return xml.finish();
     }
     let named = |port: &config::PortConfig| port.name().to_string();
@@ -225,6 +226,6 @@ pub fn write_device(args: &Libvirt, vm: &VmConfig, port: &str) -> anyhow::Result
              or have {port} there from the VM's start"
         );
     }
-    device::disk(&mut xml, disk, slot, false, args.vcpus);
+    device::disk(&mut xml, disk, slot, false, args.vcpus, &Kept::default());
     xml.finish()
 }

@@ -2,11 +2,16 @@
 
 mod device;
 mod domain;
+mod existing;
 #[cfg(test)]
 mod tests;
 mod xml;
 
-use anyhow::bail;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, bail};
 use config::{Config, VmConfig};
 
 use crate::cli::Libvirt;
@@ -30,13 +35,29 @@ pub fn run(args: &Libvirt) -> anyhow::Result<u8> {
 /// XML of a whole VM, or of one device.
 fn text(args: &Libvirt, config: &Config) -> anyhow::Result<String> {
     let vm = find(args, config)?;
-    match &args.device {
-        Some(port) => domain::write_device(args, vm, port),
-        None => {
+    match (&args.device, &args.domain) {
+        (Some(port), _) => domain::write_device(args, vm, port),
+        (None, Some(file)) => {
+            let changed = read(file).and_then(|domain| existing::write(vm, &domain));
+            changed.with_context(|| file.display().to_string())
+        }
+        (None, None) => {
             check_memory(args, vm)?;
             domain::write(args, vm)
         }
     }
+}
+
+/// Reads a file, or the standard input where it is `-`; one byte more than a domain may have.
+fn read(file: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let most = existing::MAX_DOMAIN_BYTES as u64 + 1;
+    if file == Path::new("-") {
+        std::io::stdin().take(most).read_to_string(&mut text)?;
+    } else {
+        File::open(file)?.take(most).read_to_string(&mut text)?;
+    }
+    Ok(text)
 }
 
 fn find<'a>(args: &Libvirt, config: &'a Config) -> anyhow::Result<&'a VmConfig> {

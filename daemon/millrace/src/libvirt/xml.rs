@@ -15,6 +15,21 @@ pub struct Xml {
 pub type Attributes<'a> = &'a [(&'a str, &'a str)];
 
 impl Xml {
+    /// XML that is to stand inside of so many elements.
+    pub fn at(depth: usize) -> Self {
+        Self { depth, ..Self::default() }
+    }
+
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// Writes what is XML already.
+    pub fn raw(&mut self, text: &str) {
+        self.line(text);
+    }
+
     /// Writes an element with others inside.
     pub fn within(
         &mut self,

@@ -35,8 +35,15 @@ fn folder(path: &Path, owner: &str, group: &str) {
     assert!(made.unwrap().success());
 }
 
+/// Checks a domain against libvirt's schema.
+fn validate(path: &Path) {
+    let valid = Command::new("virt-xml-validate").arg(path).output().unwrap();
+    let text = std::fs::read_to_string(path).unwrap();
+    assert!(valid.status.success(), "{text}\n{}", String::from_utf8_lossy(&valid.stderr));
+}
+
 impl World {
-    fn new(configure: impl FnOnce(DaemonBuilder) -> DaemonBuilder) -> Self {
+    fn new(configure: impl FnOnce(&Lab, DaemonBuilder) -> DaemonBuilder) -> Self {
         let lab = Lab::new().unwrap();
         let (user, group) = USER;
         folder(&lab.path("d"), "root", group);
@@ -68,17 +75,17 @@ impl World {
             .daemon("socket_mode = \"0660\"")
             .switch("lan", "[switch.uplink]\ntap = \"up0\"\n")
             .vm(vm);
-        let daemon = configure(daemon).start(&lab).unwrap();
+        let daemon = configure(&lab, daemon).start(&lab).unwrap();
         let libvirt = Libvirt::start(&lab).unwrap();
         let agent = AgentSocket::bind(&lab, "agent").unwrap();
         Self { daemon, libvirt, agent, lab }
     }
 
-    /// Output of `millrace libvirt web` with more arguments, in a file.
+    /// Output of `millrace libvirt` with these arguments, in a file.
     fn printed(&self, name: &str, arguments: &[&str]) -> PathBuf {
         let config = self.lab.path("d").join("millrace.toml");
         let printed = Command::new(env!("CARGO_BIN_EXE_millrace"))
-            .args(["libvirt", "web", "-c"])
+            .args(["libvirt", "-c"])
             .arg(config)
             .args(arguments)
             .output()
@@ -89,8 +96,8 @@ impl World {
         path
     }
 
-    /// Defines the domain: as it is printed, with the lab's agent and a console in a file.
-    fn define(&self) {
+    /// Kernel, initial file system, command line and MiB of memory of a guest with the lab's agent.
+    fn boot_files(&self) -> (String, String, String, u64) {
         let modules = ["virtio_net", "virtio_blk", "vmw_vsock_virtio_transport"];
         let guest = modules.iter().fold(Guest::builder("web"), |guest, m| guest.load_module(*m));
         let files = guest.boot_files(&self.lab).unwrap();
@@ -101,36 +108,34 @@ impl World {
             path.display().to_string()
         };
         let (kernel, initrd) = (near(&files.kernel, "kernel"), near(&files.initrd, "initrd"));
-        let memory = format!("{}MiB", files.memory_mb);
-        let path = self.printed(
-            "domain.xml",
-            &[
-                "--type",
-                "qemu",
-                "--memory",
-                &memory,
-                "--vcpus",
-                "2",
-                "--kernel",
-                &kernel,
-                "--initrd",
-                &initrd,
-                "--append",
-                &files.append,
-            ],
-        );
+        (kernel, initrd, files.append, files.memory_mb)
+    }
+
+    /// Defines the domain: as it is printed, with the lab's agent and a console in a file.
+    fn define(&self) {
+        let (kernel, initrd, append, memory_mb) = self.boot_files();
+        let memory = format!("{memory_mb}MiB");
+        let arguments = ["web", "--type", "qemu", "--memory", &memory, "--vcpus", "2"];
+        let boot = ["--kernel", &kernel, "--initrd", &initrd, "--append", &append];
+        let path = self.printed("domain.xml", &[&arguments[..], &boot].concat());
         let text = std::fs::read_to_string(&path).unwrap();
-        let valid = Command::new("virt-xml-validate").arg(&path).output().unwrap();
-        assert!(valid.status.success(), "{text}\n{}", String::from_utf8_lossy(&valid.stderr));
+        validate(&path);
+        let pty = "<serial type='pty'>";
+        assert!(text.contains(pty));
+        self.define_text(&text.replace(pty, "<serial type='file'><source path='CONSOLE'/>"));
+    }
+
+    /// Defines a domain, with the lab's agent, and the path of the file for its console.
+    fn define_text(&self, text: &str) {
         let agent = format!(
             "<channel type='unix'><source mode='connect' path='{}'/>\
              <target type='virtio' name='agent'/></channel>\n  </devices>",
             self.agent.path().display()
         );
-        let console =
-            format!("<serial type='file'><source path='{}'/>", self.lab.path("console").display());
-        let text = text.replace("</devices>", &agent).replace("<serial type='pty'>", &console);
-        std::fs::write(&path, text).unwrap();
+        let console = self.lab.path("console").display().to_string();
+        let path = self.lab.path("defined.xml");
+        std::fs::write(&path, text.replace("</devices>", &agent).replace("CONSOLE", &console))
+            .unwrap();
         self.virsh(&["define", path.to_str().unwrap()]);
     }
 
@@ -139,7 +144,11 @@ impl World {
     }
 
     fn start(&self) -> Shell {
-        self.virsh(&["start", "web"]);
+        self.start_domain("web")
+    }
+
+    fn start_domain(&self, name: &str) -> Shell {
+        self.virsh(&["start", name]);
         self.agent.accept(BOOT).unwrap_or_else(|e| {
             let console = std::fs::read_to_string(self.lab.path("console")).unwrap_or_default();
             panic!("{e}\n{console}")
@@ -221,7 +230,7 @@ fn check_all(world: &World, guest: &Shell) {
 
 /// Takes a port's device out of the running domain, and puts it in again.
 fn replug(world: &World, guest: &Shell, port: &str, is_there: &str) {
-    let path = world.printed("device.xml", &["--device", port, "--vcpus", "2"]);
+    let path = world.printed("device.xml", &["web", "--device", port, "--vcpus", "2"]);
     let path = path.to_str().unwrap();
     world.virsh(&["detach-device", "web", path]);
     world.wait_connected(port, false);
@@ -246,7 +255,7 @@ fn write_disks(guest: &Shell, word: &str) {
 #[test]
 fn domains_start_again_and_find_a_new_daemon() {
     let _alone = alone();
-    let mut world = World::new(|daemon| daemon);
+    let mut world = World::new(|_, daemon| daemon);
     world.define();
     let guest = world.start();
     check_all(&world, &guest);
@@ -275,7 +284,7 @@ fn domains_start_again_and_find_a_new_daemon() {
 #[test]
 fn devices_come_and_go_while_a_domain_runs() {
     let _alone = alone();
-    let mut world = World::new(DaemonBuilder::holder);
+    let mut world = World::new(|_, daemon| daemon.holder());
     world.define();
     let guest = world.start();
     write_disks(&guest, "first");
@@ -293,4 +302,77 @@ fn devices_come_and_go_while_a_domain_runs() {
     check_disks(&guest, "first");
     world.virsh(&["destroy", "web"]);
     NETS.iter().chain(&DISKS).for_each(|port| world.wait_connected(port, false));
+}
+
+/// PCI addresses of a domain's cards and disks, as they are defined.
+fn places(world: &World, name: &str) -> Vec<String> {
+    let text = world.virsh(&["dumpxml", "--inactive", name]);
+    let mut is_device = false;
+    let line = |line: &str| {
+        let line = line.trim();
+        is_device = match line {
+            _ if line.starts_with("<interface ") || line.starts_with("<disk ") => true,
+            "</interface>" | "</disk>" => false,
+            _ => is_device,
+        };
+        (is_device && line.starts_with("<address type='pci'")).then(|| line.to_owned())
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// A domain that was there before Millrace, with an image and a card of QEMU's.
+#[test]
+fn a_domain_that_is_there_goes_over_to_ports() {
+    const SLOT: usize = 7;
+    let _alone = alone();
+    let mut image = PathBuf::new();
+    let world = World::new(|lab, daemon| {
+        image = lab.scratch("own.img", 16 * MIB).unwrap();
+        let disk = format!("format = \"raw\"\nserial = \"root\"\npath = {:?}", image.display());
+        daemon.vm(Vm::new("own", "").net("net0", "switch = \"lan\"").disk("root", &disk))
+    });
+    world.lab.net().address("up0", &format!("10.0.{SLOT}.254/24")).unwrap();
+    let (kernel, initrd, append, memory_mb) = world.boot_files();
+    world.define_text(&format!(
+        "<domain type='qemu'>
+          <name>own</name>
+          <memory unit='MiB'>{memory_mb}</memory>
+          <vcpu>2</vcpu>
+          <os>
+            <type arch='x86_64' machine='q35'>hvm</type>
+            <kernel>{kernel}</kernel><initrd>{initrd}</initrd><cmdline>{append}</cmdline>
+          </os>
+          <features><acpi/><apic/></features>
+          <cpu mode='maximum'/>
+          <devices>
+            <disk type='file' device='disk'>
+              <driver name='qemu' type='raw'/>
+              <source file='{}'/>
+              <target dev='vda' bus='virtio'/>
+            </disk>
+            <interface type='user'>
+              <mac address='02:00:00:00:00:0{SLOT}'/>
+              <model type='virtio'/>
+            </interface>
+            <serial type='file'><source path='CONSOLE'/></serial>
+          </devices>
+        </domain>",
+        image.display()
+    ));
+    let before = world.lab.path("before.xml");
+    std::fs::write(&before, world.virsh(&["dumpxml", "--inactive", "own"])).unwrap();
+    let places_before = places(&world, "own");
+    assert_eq!(places_before.len(), 2, "a card and a disk");
+    let after = world.printed("after.xml", &["own", "--domain", before.to_str().unwrap()]);
+    validate(&after);
+    world.virsh(&["define", after.to_str().unwrap()]);
+    assert_eq!(places(&world, "own"), places_before);
+
+    let guest = world.start_domain("own");
+    check_net(&guest, SLOT);
+    write_disk(&guest, "root", "mine");
+    assert_eq!(read_disk(&guest, "root"), "mine");
+    world.virsh(&["destroy", "own"]);
+    let again = world.printed("again.xml", &["own", "--domain", after.to_str().unwrap()]);
+    assert_eq!(std::fs::read(again).unwrap(), std::fs::read(after).unwrap());
 }

@@ -1,0 +1,437 @@
+//! A domain that is there already, with its memory and devices as the ports of a VM need them.
+//!
+//! # Theory of operation
+//! The text stays as it is, but for the places that change. A port takes the place of the card or
+//! disk that it stands for: that one's MAC address or name, its address on the bus and its place in
+//! the boot order stay, so that the guest finds it where it was. A card is found by the MAC address
+//! that the config says, or else is the next one; a disk by its image. Ports without such a device
+//! come after the last one. A domain that was changed once is not changed by a second time.
+//!
+//! # Limits
+//! - A domain has up to 1 MiB and 100,000 nodes; libvirt's have some ten KiB.
+//! - Only what libvirt has an element for: no vsock, and no disk whose socket QEMU makes.
+
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use config::{DiskConfig, DiskFormat, NetConfig, VmConfig, format_mac};
+use roxmltree::{Document, Node, ParsingOptions};
+
+use super::device::{self, Kept};
+use super::domain::{self, QEMU_SPACE};
+use super::xml::Xml;
+use crate::cli::DomainKind;
+
+/// Most bytes of a domain.
+pub const MAX_DOMAIN_BYTES: usize = 1 << 20;
+/// Most elements, attributes and texts of it.
+const MAX_NODES: u32 = 100_000;
+/// Depth of devices in what libvirt prints.
+const DEVICE_DEPTH: usize = 2;
+
+/// Writes the domain `text` with the ports of `vm` in it.
+pub fn write(vm: &VmConfig, text: &str) -> anyhow::Result<String> {
+    refuse_what_has_no_element(vm)?;
+    if text.len() > MAX_DOMAIN_BYTES {
+        bail!("the domain has {} bytes; the limit is {MAX_DOMAIN_BYTES}", text.len());
+    }
+    let options = ParsingOptions { nodes_limit: MAX_NODES, ..ParsingOptions::default() };
+    let document =
+        Document::parse_with_options(text, options).context("the domain is not well-formed")?;
+    let mut domain = Domain::new(text, &document)?;
+    domain.share_memory()?;
+    let (mut cards, mut disks) = (domain.elements("interface"), domain.elements("disk"));
+    for net in &vm.nets {
+        domain.take_card(net, &mut cards)?;
+    }
+    let vcpus = child(domain.root, "vcpu").and_then(|v| v.text()?.trim().parse().ok());
+    for disk in &vm.disks {
+        domain.take_disk(disk, &mut disks, vcpus.unwrap_or(1))?;
+    }
+    domain.override_properties(&vm.nets)?;
+    Ok(domain.finish())
+}
+
+fn refuse_what_has_no_element(vm: &VmConfig) -> anyhow::Result<()> {
+    let dialed = vm.disks.iter().find(|disk| !device::has_element(disk)).map(|d| d.name.as_str());
+    match dialed.or(vm.vsock.as_ref().map(|_| "vsock")) {
+        Some(port) => bail!(
+            "libvirt has no element for {port}: without --domain its arguments of QEMU are printed, \
+             to be put in by hand"
+        ),
+        None => Ok(()),
+    }
+}
+
+/// An element inside another one, by its name.
+fn child<'a>(parent: Node<'a, 'a>, name: &str) -> Option<Node<'a, 'a>> {
+    parent.children().find(|node| node.has_tag_name(name))
+}
+
+/// Value of an attribute of an element inside another one.
+fn within<'a>(parent: Node<'a, 'a>, name: &str, attribute: &str) -> Option<&'a str> {
+    child(parent, name)?.attribute(attribute)
+}
+
+/// A domain and what changes in it.
+struct Domain<'a> {
+    text: &'a str,
+    root: Node<'a, 'a>,
+    devices: Node<'a, 'a>,
+    kind: DomainKind,
+    /// Targets of disks, with those of new ones.
+    targets: Vec<String>,
+    /// Places, and what is there instead.
+    edits: Vec<(Range<usize>, String)>,
+}
+
+impl<'a> Domain<'a> {
+    fn new(text: &'a str, document: &'a Document<'a>) -> anyhow::Result<Self> {
+        let root = document.root_element();
+        if !root.has_tag_name("domain") {
+            bail!("no domain of libvirt: its first element is {}", root.tag_name().name());
+        }
+        let devices = child(root, "devices").filter(|d| d.last_element_child().is_some());
+        let devices = devices.context("the domain has no devices")?;
+        let is_emulated = root.attribute("type") == Some("qemu");
+        let kind = if is_emulated { DomainKind::Qemu } else { DomainKind::Kvm };
+        let mut domain = Self { text, root, devices, kind, targets: Vec::new(), edits: Vec::new() };
+        let disks = domain.elements("disk").into_iter();
+        domain.targets = disks.filter_map(|d| within(d, "target", "dev").map(Into::into)).collect();
+        Ok(domain)
+    }
+
+    fn elements(&self, name: &str) -> Vec<Node<'a, 'a>> {
+        self.devices.children().filter(|node| node.has_tag_name(name)).collect()
+    }
+
+    /// The text of an element.
+    fn raw(&self, node: Node<'_, '_>) -> &'a str {
+        &self.text[node.range()]
+    }
+
+    /// Texts of those elements inside another one that have one of these names.
+    fn kept(&self, parent: Node<'_, '_>, names: &[&str]) -> Vec<&'a str> {
+        let elements = parent.children().filter(Node::is_element);
+        let kept = elements.filter(|node| names.contains(&node.tag_name().name()));
+        kept.map(|node| self.raw(node)).collect()
+    }
+
+    /// Puts an element that was written into the place of another one.
+    fn replace(&mut self, node: Node<'_, '_>, xml: Xml) -> anyhow::Result<()> {
+        self.edits.push((node.range(), xml.finish()?.trim().into()));
+        Ok(())
+    }
+
+    /// Puts an element that was written behind another one.
+    fn insert_after(&mut self, node: Node<'_, '_>, xml: Xml) -> anyhow::Result<()> {
+        let at = node.range().end;
+        self.edits.push((at..at, format!("\n{}", xml.finish()?.trim_end())));
+        Ok(())
+    }
+
+    /// Makes the memory one that the daemon can map.
+    fn share_memory(&mut self) -> anyhow::Result<()> {
+        let old = child(self.root, "memoryBacking");
+        let source = old.and_then(|old| child(old, "source"));
+        // Files may have been chosen with care; QEMU's own memory is nobody else's.
+        let source = source.filter(|s| matches!(s.attribute("type"), Some("memfd" | "file")));
+        let is_shared = old.and_then(|old| within(old, "access", "mode")) == Some("shared");
+        if source.is_some() && is_shared {
+            return Ok(());
+        }
+        let others = old.into_iter().flat_map(|old| old.children().filter(Node::is_element));
+        let others = others.filter(|node| !matches!(node.tag_name().name(), "source" | "access"));
+        let others: Vec<&str> = others.map(|node| self.raw(node)).collect();
+        let mut xml = Xml::at(1);
+        xml.within("memoryBacking", &[], |xml| {
+            match source {
+                Some(source) => xml.raw(self.raw(source)),
+                None => xml.empty("source", &[("type", "memfd")]),
+            }
+            xml.empty("access", &[("mode", "shared")]);
+            others.iter().for_each(|other| xml.raw(other));
+        });
+        let memory = || child(self.root, "currentMemory").or(child(self.root, "memory"));
+        match (old, memory()) {
+            (Some(old), _) => self.replace(old, xml),
+            (None, Some(memory)) => self.insert_after(memory, xml),
+            (None, None) => bail!("the domain has no <memory>"),
+        }
+    }
+
+    /// Puts a network port into the place of a card, which `cards` has no longer then.
+    fn take_card(&mut self, net: &NetConfig, cards: &mut Vec<Node<'a, 'a>>) -> anyhow::Result<()> {
+        let socket = net.endpoint.socket.to_string_lossy();
+        if let Some(at) = cards.iter().position(|card| is_on(*card, &socket)) {
+            cards.remove(at);
+            return Ok(());
+        }
+        let at = match net.mac.map(format_mac) {
+            Some(mac) => {
+                let has_it = |card: &Node<'_, '_>| {
+                    within(*card, "mac", "address").is_some_and(|m| m.eq_ignore_ascii_case(&mac))
+                };
+                match cards.iter().position(has_it) {
+                    None if !cards.is_empty() => bail!(
+                        "no card of the domain has the mac {mac} of port {}; without `mac` the port \
+                         takes the next card",
+                        net.name
+                    ),
+                    at => at,
+                }
+            }
+            None => cards.iter().position(|card| card.attribute("type") != Some("vhostuser")),
+        };
+        let mut xml = Xml::at(DEVICE_DEPTH);
+        let Some(card) = at.map(|at| cards.remove(at)) else {
+            device::net(&mut xml, net, &Kept::default());
+            return self.append(xml);
+        };
+        let name = child(card, "mac").map(|mac| self.raw(mac));
+        let kept = Kept { name, rest: self.kept(card, &["boot", "rom", "acpi", "address"]) };
+        device::net(&mut xml, net, &kept);
+        self.replace(card, xml)
+    }
+
+    /// Puts a disk's port into the place of the disk that has its image.
+    fn take_disk(
+        &mut self,
+        disk: &DiskConfig,
+        disks: &mut Vec<Node<'a, 'a>>,
+        vcpus: u32,
+    ) -> anyhow::Result<()> {
+        let socket = disk.endpoint.socket.to_string_lossy();
+        if disks.iter().any(|old| is_on(*old, &socket)) {
+            return Ok(());
+        }
+        let has_image = |old: &Node<'_, '_>| {
+            let file = within(*old, "source", "file").or(within(*old, "source", "dev"));
+            file.zip(image(disk)).is_some_and(|(file, image)| is_same(Path::new(file), image))
+        };
+        let mut xml = Xml::at(DEVICE_DEPTH);
+        let Some(old) = disks.iter().position(has_image).map(|at| disks.remove(at)) else {
+            let slot = (0..).find(|slot| !self.targets.contains(&device::target(*slot)));
+            let slot = slot.unwrap_or_default();
+            self.targets.push(device::target(slot));
+            device::disk(&mut xml, disk, slot, false, Some(vcpus), &Kept::default());
+            return self.append(xml);
+        };
+        check_disk(disk, old)?;
+        let name = child(old, "target").map(|target| self.raw(target));
+        let kept = Kept { name, rest: self.kept(old, &["boot", "acpi", "address"]) };
+        device::disk(&mut xml, disk, 0, false, Some(vcpus), &kept);
+        self.replace(old, xml)
+    }
+
+    fn append(&mut self, xml: Xml) -> anyhow::Result<()> {
+        match self.devices.last_element_child() {
+            Some(last) => self.insert_after(last, xml),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds properties of cards that libvirt has no attribute for.
+    fn override_properties(&mut self, nets: &[NetConfig]) -> anyhow::Result<()> {
+        let mut xml = Xml::at(1);
+        domain::overrides(&mut xml, self.kind, nets);
+        if xml.is_empty() {
+            return Ok(());
+        }
+        if let Some(old) = self.root.children().find(|n| n.has_tag_name((QEMU_SPACE, "override"))) {
+            let has = |net: &NetConfig| {
+                let alias = device::alias(&net.name);
+                old.children().any(|device| device.attribute("alias") == Some(&alias))
+            };
+            if nets.iter().all(has) {
+                return Ok(());
+            }
+            bail!(
+                "the domain has a <qemu:override> already; put this in by hand:\n{}",
+                xml.finish()?
+            );
+        }
+        match self.root.lookup_namespace_uri(Some("qemu")) {
+            Some(QEMU_SPACE) => {}
+            Some(other) => bail!("the domain's name space `qemu` is {other}, not {QEMU_SPACE}"),
+            None => {
+                let at = self.root.range().start + "<domain".len();
+                self.edits.push((at..at, format!(" xmlns:qemu='{QEMU_SPACE}'")));
+            }
+        }
+        match self.root.last_element_child() {
+            Some(last) => self.insert_after(last, xml),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(mut self) -> String {
+        // From the last one on, so that the places of the others stay; those at one place come in
+        // the order in which they were put there.
+        self.edits.sort_by_key(|(range, _)| range.start);
+        let mut text = self.text.to_string();
+        for (range, new) in self.edits.into_iter().rev() {
+            text.replace_range(range, &new);
+        }
+        text
+    }
+}
+
+/// Whether a device is on this socket already.
+fn is_on(device: Node<'_, '_>, socket: &str) -> bool {
+    device.attribute("type") == Some("vhostuser")
+        && device.children().any(|s| s.attribute("path") == Some(socket))
+}
+
+/// Image of a disk; none where it is memory.
+fn image(disk: &DiskConfig) -> Option<&Path> {
+    match &disk.format {
+        DiskFormat::Raw { path, .. } | DiskFormat::Qcow2 { path, .. } => Some(path),
+        DiskFormat::Memory { .. } | DiskFormat::Null { .. } => None,
+    }
+}
+
+/// Whether two paths are one, links in them followed where they exist.
+fn is_same(a: &Path, b: &Path) -> bool {
+    a == b || a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
+}
+
+/// Refuses a disk of a domain that the guest would find changed.
+fn check_disk(disk: &DiskConfig, old: Node<'_, '_>) -> anyhow::Result<()> {
+    let target = within(old, "target", "dev").unwrap_or_default();
+    match within(old, "target", "bus") {
+        Some("virtio") => {}
+        bus => bail!(
+            "disk {target} is on bus {:?}, and ports are virtio: give it that bus first, and see \
+             that the guest starts from it",
+            bus.unwrap_or_default()
+        ),
+    }
+    let format = disk.format.name();
+    if let Some(kind) = within(old, "driver", "type").filter(|kind| *kind != format) {
+        bail!("disk {target} is {kind:?} in the domain, and port {} is {format:?}", disk.name);
+    }
+    if child(old, "readonly").is_some() && !disk.read_only {
+        bail!("disk {target} is read-only in the domain, and port {} is not", disk.name);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: &str = include_str!("golden/own.xml");
+    const CHANGED: &str = include_str!("golden/own-changed.xml");
+    const CONFIG: &str = r#"
+[[switch]]
+name = "lan"
+[[vm]]
+name = "own"
+[[vm.net]]
+name = "net0"
+switch = "lan"
+[[vm.disk]]
+name = "root"
+format = "qcow2"
+path = "/var/lib/libvirt/images/own.qcow2"
+queues = 2
+[[vm.disk]]
+name = "scratch"
+format = "memory"
+size = "64MiB"
+"#;
+
+    /// The domain `text` with the ports of that VM, whose config has `new` in place of `old`.
+    fn put(text: &str, (old, new): (&str, &str)) -> Result<String, String> {
+        assert!(CONFIG.contains(old));
+        let config = CONFIG.replacen(old, new, 1);
+        let config = config::parse(Path::new("m.toml"), &config).unwrap();
+        write(&config.vms[0], text).map_err(|e| format!("{e:#}"))
+    }
+
+    const AS_IT_IS: (&str, &str) = ("", "");
+
+    #[test]
+    fn ports_take_the_places_of_devices() {
+        let changed = put(OWN, AS_IT_IS).unwrap();
+        assert_eq!(changed, CHANGED, "{changed}");
+    }
+
+    #[test]
+    fn a_second_time_changes_nothing() {
+        assert_eq!(put(CHANGED, AS_IT_IS).unwrap(), CHANGED);
+        let emulated = put(&OWN.replace("'kvm'", "'qemu'"), AS_IT_IS).unwrap();
+        assert_eq!(put(&emulated, AS_IT_IS).unwrap(), emulated);
+    }
+
+    #[test]
+    fn an_emulated_domain_gets_properties_of_its_cards() {
+        let changed = put(&OWN.replace("'kvm'", "'qemu'"), AS_IT_IS).unwrap();
+        let start = format!("<domain xmlns:qemu='{QEMU_SPACE}' type='qemu'>");
+        assert!(changed.starts_with(&start), "{changed}");
+        let end = changed.split_once("</devices>").unwrap().1;
+        assert!(end.contains("<qemu:device alias='ua-net0'>"), "{changed}");
+        assert!(end.ends_with("  </qemu:override>\n</domain>\n"), "{changed}");
+        let other = OWN.replace(
+            "<domain type='kvm'>",
+            &format!("<domain type='qemu' xmlns:qemu='{QEMU_SPACE}'><qemu:override/>"),
+        );
+        let told = put(&other, AS_IT_IS).unwrap_err();
+        assert!(told.contains("put this in by hand:") && told.contains("vectors"), "{told}");
+    }
+
+    #[test]
+    fn a_mac_address_names_the_card() {
+        let mac = |mac| ("switch = \"lan\"", format!("switch = \"lan\"\nmac = \"{mac}\""));
+        let (old, second) = mac("52:54:00:12:34:57");
+        let changed = put(OWN, (old, &second)).unwrap();
+        assert!(changed.contains("<source network='default'/>"), "{changed}");
+        assert!(!changed.contains("<source bridge='br0'/>"), "{changed}");
+        let (old, third) = mac("52:54:00:12:34:58");
+        let told = put(OWN, (old, &third)).unwrap_err();
+        assert!(told.starts_with("no card of the domain has the mac 52:54:00:12:34:58"), "{told}");
+    }
+
+    #[test]
+    fn memory_stays_in_huge_pages_and_becomes_shared() {
+        let backing = |inside: &str| {
+            let own = OWN
+                .replace("  <vcpu", &format!("  <memoryBacking>{inside}</memoryBacking>\n  <vcpu"));
+            let changed = put(&own, AS_IT_IS).unwrap();
+            let (_, rest) = changed.split_once("<memoryBacking>").unwrap();
+            let inside = rest.split_once("</memoryBacking>").unwrap().0;
+            inside.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let shared = "<source type='memfd'/> <access mode='shared'/>";
+        assert_eq!(backing("<hugepages/>"), format!("{shared} <hugepages/>"));
+        let private = "<source type='anonymous'/><access mode='private'/><locked/>";
+        assert_eq!(backing(private), format!("{shared} <locked/>"));
+        let file = "<source type='file'/> <access mode='shared'/>";
+        assert_eq!(backing(file), file);
+    }
+
+    #[test]
+    fn what_a_guest_would_find_changed_is_refused() {
+        let told = |old, new| put(&OWN.replacen(old, new, 1), AS_IT_IS).unwrap_err();
+        let sata = told("dev='vda' bus='virtio'", "dev='sdb' bus='sata'");
+        assert!(sata.starts_with("disk sdb is on bus \"sata\""), "{sata}");
+        let raw = told("type='qcow2'", "type='raw'");
+        assert_eq!(raw, "disk vda is \"raw\" in the domain, and port root is \"qcow2\"");
+        let fixed = told("<backingStore/>", "<readonly/>");
+        assert_eq!(fixed, "disk vda is read-only in the domain, and port root is not");
+        let dial = put(OWN, ("queues = 2", "mode = \"dial\"")).unwrap_err();
+        assert!(dial.starts_with("libvirt has no element for root"), "{dial}");
+    }
+
+    #[test]
+    fn what_is_no_domain_is_told() {
+        let told = |text: &str| put(text, AS_IT_IS).unwrap_err();
+        assert!(told("<domain>").starts_with("the domain is not well-formed: "));
+        assert!(told("<network/>").ends_with("its first element is network"));
+        assert_eq!(told("<domain/>"), "the domain has no devices");
+        assert!(told("<!DOCTYPE d [<!ENTITY a 'a'>]><domain/>").contains("not well-formed"));
+        assert!(told(&" ".repeat(MAX_DOMAIN_BYTES + 1)).ends_with("the limit is 1048576"));
+    }
+}
