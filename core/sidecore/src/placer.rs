@@ -13,9 +13,18 @@ use crate::placement::{CoreLoad, History, Limits, Meter, Plan, Reason, UnitReadi
 use crate::unit_nodes::UnitNodes;
 use crate::worker::SidecoreError;
 
-/// Time between two looks at loads: ten small wake-ups a second for the whole daemon. Sidecores are
-/// not woken for it, only their counters are read.
+/// Time between two looks at loads: ten small wake-ups a second for the whole daemon, and two while
+/// all sidecores sleep. Sidecores are not woken for it, only their counters are read.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Time between two looks, in those of [`LOOK_EVERY`], while all sidecores sleep: a wake-up of this
+/// thread costs more than the look. A load that begins then has its second sidecore so much later.
+const QUIET_EVERY: u32 = 5;
+
+/// Looks in a row without a sign of life of any sidecore, after which loads have faded, every
+/// condition has held or not, and no unit has to stay where it is: the next look would decide what
+/// the last one did. Longer than any number of looks in [`Limits`].
+const QUIET_LOOKS: u32 = 100;
 
 /// Counters of the placer's decisions. Written by the placer's thread.
 #[derive(Debug, Default)]
@@ -64,21 +73,13 @@ impl Placer {
     ) -> Result<Self, SidecoreError> {
         let stats = Arc::new(PlacerStats::default());
         let (stop, stopped) = mpsc::channel();
-        let mut looks = Looks {
-            history: History::new(cores.len(), &limits),
-            meter: Meter::default(),
-            nodes: UnitNodes::default(),
-            times: vec![Times::default(); cores.len()],
-            last_ns: clock.now_ns(),
-            stats: Arc::clone(&stats),
-            cores,
-            limits,
-            clock,
-        };
+        let mut looks = Looks::new(cores, limits, clock, Arc::clone(&stats));
         looks.show_active();
         let run = move || {
-            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+            let mut pause = every;
+            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 looks.look();
+                pause = if looks.is_quiet() { every * QUIET_EVERY } else { every };
             }
         };
         let thread = std::thread::Builder::new()
@@ -111,6 +112,23 @@ struct Times {
     load_ns: u64,
 }
 
+/// Signs of life of a sidecore. Everything that it does changes them, be it a job for it: while they
+/// stay, so do its load and its workers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Signs {
+    rounds: u64,
+    sleeps: u64,
+    is_stalled: bool,
+}
+
+impl Signs {
+    fn of(core: &Sidecore) -> Self {
+        let stats = core.stats();
+        let (rounds, sleeps) = (stats.rounds.get(), stats.sleeps.get());
+        Self { rounds, sleeps, is_stalled: core.is_stalled() }
+    }
+}
+
 struct Looks {
     cores: Vec<Sidecore>,
     limits: Limits,
@@ -119,15 +137,43 @@ struct Looks {
     meter: Meter,
     nodes: UnitNodes,
     times: Vec<Times>,
+    signs: Vec<Signs>,
+    /// Looks in a row in which no sign had changed.
+    quiet_looks: u32,
     last_ns: u64,
     stats: Arc<PlacerStats>,
 }
 
 impl Looks {
+    fn new(
+        cores: Vec<Sidecore>,
+        limits: Limits,
+        clock: Arc<dyn Clock>,
+        stats: Arc<PlacerStats>,
+    ) -> Self {
+        Self {
+            history: History::new(cores.len(), &limits),
+            meter: Meter::default(),
+            nodes: UnitNodes::default(),
+            times: vec![Times::default(); cores.len()],
+            signs: vec![Signs::default(); cores.len()],
+            quiet_looks: 0,
+            last_ns: clock.now_ns(),
+            stats,
+            cores,
+            limits,
+            clock,
+        }
+    }
+
     fn look(&mut self) {
         let now_ns = self.clock.now_ns();
         let elapsed_ns = now_ns.saturating_sub(self.last_ns);
         self.last_ns = now_ns;
+        self.look_for_signs();
+        if self.is_quiet() {
+            return;
+        }
         let busy_ns = self.busy_ns();
         let units = self.units();
         let readings: Vec<UnitReading> = units.iter().map(|(reading, _)| *reading).collect();
@@ -140,8 +186,24 @@ impl Looks {
         unit_loads.iter_mut().for_each(|unit| unit.node = self.nodes.of(unit.id));
         let plan = plan(&loads, &unit_loads, &self.limits, &mut self.history);
         if !plan.is_empty() {
+            self.quiet_looks = 0;
             self.apply(&plan, &loads, &units);
         }
+    }
+
+    /// Counts the looks without a sign of life.
+    fn look_for_signs(&mut self) {
+        let signs = self.cores.iter().map(Signs::of).zip(&mut self.signs);
+        let changed = signs.map(|(new, seen)| std::mem::replace(seen, new) != new);
+        // Every one is to be read.
+        let is_changed = changed.fold(false, |any, changed| any | changed);
+        self.quiet_looks = if is_changed { 0 } else { self.quiet_looks.saturating_add(1) };
+    }
+
+    /// Whether all sidecores have been asleep for so long that there is nothing to decide. Counters
+    /// of hundreds of workers lie in as many places of memory, which are cold between two looks.
+    fn is_quiet(&self) -> bool {
+        self.quiet_looks > QUIET_LOOKS
     }
 
     /// Busy time of each sidecore, less the time that the scheduler gave to other threads: a thread

@@ -237,7 +237,7 @@ impl Daemon {
     /// # Errors
     /// As [`metrics`](Self::metrics).
     pub fn metric_sum(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64, LabError> {
-        Ok(sum(&self.metrics()?, name, labels))
+        Ok(metric_sum(&self.metrics()?, name, labels))
     }
 
     /// Waits until it moves no memory of VMs into huge pages any more: that is work of the minute
@@ -470,8 +470,9 @@ pub(crate) fn wait_notified(notices: &UnixDatagram, child: &Child) -> Result<(),
     }
 }
 
-/// Sum of a metric's samples, as [`Daemon::metric_sum`] gives it.
-fn sum(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
+/// Sum of a metric's samples in the text of a daemon's metrics, as [`Daemon::metric_sum`] gives it.
+#[must_use]
+pub fn metric_sum(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     let wanted: Vec<String> = labels.iter().map(|(k, v)| format!("{k}=\"{v}\"")).collect();
     let series = text.lines().filter(|line| {
         line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
@@ -488,7 +489,7 @@ mod tests {
     fn a_sum_takes_the_series_with_all_labels() {
         let text = "# HELP a x\na{vm=\"x\",queue=\"0\"} 1\na{vm=\"x\",queue=\"1\"} 2\n\
                     a{vm=\"y\",queue=\"1\"} 4\nab{vm=\"x\"} 8\n";
-        assert_eq!(sum(text, "a", &[]), 7.0);
-        assert_eq!(sum(text, "a", &[("vm", "x"), ("queue", "1")]), 2.0);
+        assert_eq!(metric_sum(text, "a", &[]), 7.0);
+        assert_eq!(metric_sum(text, "a", &[("vm", "x"), ("queue", "1")]), 2.0);
     }
 }

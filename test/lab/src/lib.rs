@@ -111,7 +111,7 @@ pub use boot_files::BootFiles;
 pub use builder::{GuestBuilder, acceleration};
 pub use cache::Cache;
 pub use command::{Output, Running};
-pub use daemon::{Daemon, DaemonBuilder, Vm};
+pub use daemon::{Daemon, DaemonBuilder, Vm, metric_sum};
 pub use device::{Aio, CacheMode, Disk, Format, Net, QemuFile, VhostUserDisk, VhostUserNet, Vsock};
 pub use error::LabError;
 pub use firmware::Firmware;

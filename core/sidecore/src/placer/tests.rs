@@ -74,3 +74,31 @@ fn workers_spread_under_load_and_come_together_without() {
     drop(placer);
     cores.iter().for_each(Sidecore::shutdown);
 }
+
+#[test]
+fn sidecores_that_sleep_are_looked_at_again_when_something_changes() {
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
+    let core = |index| {
+        let config = SidecoreConfig { index, ..SidecoreConfig::default() };
+        Sidecore::spawn(config, Arc::clone(&clock)).unwrap()
+    };
+    let cores = vec![core(0), core(1)];
+    let limits = Limits::new(1, 2);
+    assert!(u64::from(QUIET_LOOKS) > limits.min_stay_looks);
+    assert!(QUIET_LOOKS > limits.park_looks && QUIET_LOOKS > limits.window_looks);
+    let mut looks = Looks::new(cores.clone(), limits, clock, Arc::default());
+    let idle = || Loaded(Arc::default(), 0);
+    let _first = cores[0].add_named("first", idle()).unwrap();
+    looks.show_active();
+    until("quiet", || {
+        looks.look();
+        looks.is_quiet()
+    });
+    // One that comes to a parked sidecore leaves it.
+    let _late = cores[1].add_named("late", idle()).unwrap();
+    until("moved", || {
+        looks.look();
+        cores[0].stats().workers.get() == 2
+    });
+    cores.iter().for_each(Sidecore::shutdown);
+}

@@ -232,11 +232,16 @@ pub fn markdown(results: &Results) -> String {
 
 /// A line for each value, for runs where all of them belong to one load, as Markdown.
 pub fn by_value(results: &Results) -> String {
-    let mut out = String::from("| Value | Millrace | Peer | Ratio (min–max) | Of what |\n");
-    out.push_str("|---|---|---|---|---|\n");
+    let [_, ours, peer, ratio, ..] = head(results);
+    let has_verdicts = results.has_intervals();
+    let verdict = |text: &str| if has_verdicts { format!(" {text} |") } else { String::new() };
+    let mut out =
+        format!("| Value | {ours} | {peer} | {ratio} |{} Of what |\n", verdict("Verdict"));
+    out.push_str(&format!("|---|---|---|---|{}---|\n", if has_verdicts { "---|" } else { "" }));
     for row in &results.rows {
-        let [case, ours, peer, ratio, _, _, how] = cells(row).map(|c| c.replace('|', "\\|"));
-        out.push_str(&format!("| {case} | {ours} | {peer} | {ratio} | {how} |\n"));
+        let [case, ours, peer, ratio, stand, _, how] = cells(row).map(|c| c.replace('|', "\\|"));
+        let stand = verdict(&stand);
+        out.push_str(&format!("| {case} | {ours} | {peer} | {ratio} |{stand} {how} |\n"));
     }
     out.push_str(&format!("\n{}\n", origin(Section::Consolidate, results)));
     out
@@ -532,6 +537,12 @@ vpp: not installed (tcp_rr, udp_rr).
             "| tcp_rr | 2,600/s | 1,450/s (tap-bridge) | 1.79× (1.40–2.20) | 1 vCPU each |\n";
         assert!(text.contains(line), "{text}");
         assert!(!text.contains("Floor"), "{text}");
+        let text = by_value(&samples::with_intervals());
+        assert!(
+            text.contains("| 1.79× (1.60–1.90) | ahead; floor 1.0×, reached | 1 vCPU each |\n")
+        );
+        let columns = |line: &str| line.matches('|').count();
+        assert!(text.lines().take(6).all(|line| columns(line) == 7), "{text}");
     }
 
     #[test]

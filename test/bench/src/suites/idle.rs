@@ -27,6 +27,9 @@ use crate::harness::usage;
 pub(crate) mod command;
 mod pause;
 
+/// Looks for memory that is still moved, and time between two: several moves at their usual pace.
+const SETTLE_LOOKS: u32 = 12;
+const SETTLE_PAUSE: Duration = Duration::from_secs(10);
 /// Floor: part of a core that idle ports may use.
 const CPU_LIMIT_PERCENT: f64 = 1.0;
 /// CPU time has a resolution; no value of a row may be 0.
@@ -101,9 +104,10 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Row>, BenchErro
     let (config, sockets): (_, [&Path; 2]) = (config_text(setup), [&control, &last]);
     let mut daemon = daemon::start(&setup.millrace, &config, &setup.folder, &sockets)?;
     progress.step(&format!("{} ports attached and left alone", setup.ports));
-    let mut rows = idle(setup, &daemon)?;
+    let client = Client::new(&control);
+    let mut rows = idle(setup, &daemon, &client)?;
     progress.step(&format!("two ports attached and detached {} times", setup.times));
-    rows.extend(come_and_go(setup, &daemon, &Client::new(&control))?);
+    rows.extend(come_and_go(setup, &daemon, &client)?);
     daemon.alive()?;
     // The next ones want the sidecore's CPU.
     drop(daemon);
@@ -123,7 +127,7 @@ fn config_text(setup: &Setup) -> String {
     text
 }
 
-fn idle(setup: &Setup, daemon: &Process) -> Result<Vec<Row>, BenchError> {
+fn idle(setup: &Setup, daemon: &Process, client: &Client) -> Result<Vec<Row>, BenchError> {
     let bare = holdings(daemon.pid())?;
     let pattern = |port: &str| setup.folder.join(format!("v{{}}-{port}.sock"));
     let mut command = process::command(&setup.front, None);
@@ -137,6 +141,7 @@ fn idle(setup: &Setup, daemon: &Process) -> Result<Vec<Row>, BenchError> {
         BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
     }
     let measured = if line.contains("attached") {
+        settle(client)?;
         let before = usage::snapshot(&[daemon.pid()]);
         std::thread::sleep(setup.length);
         let usage = usage::snapshot(&[daemon.pid()]).since(&before);
@@ -151,6 +156,26 @@ fn idle(setup: &Setup, daemon: &Process) -> Result<Vec<Row>, BenchError> {
     let (usage, busy) = measured.filter(|_| status.success()).ok_or_else(why)?;
     let own_kib = (bare.own_bytes / 1024.0, busy.own_bytes / 1024.0);
     Ok(attached_rows(setup.ports, usage.cpu * 100.0, own_kib))
+}
+
+/// Waits until the daemon moves no memory into huge pages any more: that is work of the minute
+/// after a VM came. What has not ended then is measured with the rest.
+fn settle(client: &Client) -> Result<(), BenchError> {
+    let moved = || {
+        let answer = client.request("GET", "/v1/metrics", None);
+        let answer = answer.map_err(|e| BenchError::lab("read the daemon's metrics", e))?;
+        Ok(lab::metric_sum(&answer.body, "millrace_vm_huge_bytes", &[]))
+    };
+    let mut before: f64 = moved()?;
+    for _ in 0..SETTLE_LOOKS {
+        std::thread::sleep(SETTLE_PAUSE);
+        let now = moved()?;
+        if now.total_cmp(&before).is_eq() {
+            break;
+        }
+        before = now;
+    }
+    Ok(())
 }
 
 /// Rows about the cost of attached ports. `own_kib`: the daemon's memory before and with them.

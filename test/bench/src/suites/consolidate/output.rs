@@ -6,8 +6,8 @@ use super::{Round, Sample};
 use crate::harness::error::BenchError;
 use crate::harness::output::write_run;
 use crate::harness::report::{self, Context, FOREIGN_LIMIT};
-use crate::harness::results::{Measured, Results, Row};
-use crate::harness::stats::{Better, ratio, significant, spread};
+use crate::harness::results::{Measured, Results, Row, Stand};
+use crate::harness::stats::{Better, interval, ratio, significant, spread};
 use crate::harness::svg;
 
 /// Significant digits of published values.
@@ -97,8 +97,10 @@ fn row(value: &Value, name: &str, rounds: &[(&Sample, &Sample)]) -> Result<Row, 
         spread(&rounds.iter().map(of).collect::<Vec<f64>>()).ok_or_else(none)
     };
     let of = value.of;
-    let ratios =
-        middle(&|(ours, peer)| ratio(of(ours), of(peer), value.better).unwrap_or(f64::NAN))?;
+    let own = rounds.iter().map(|(ours, peer)| ratio(of(ours), of(peer), value.better));
+    let own: Vec<f64> = own.map(|ratio| ratio.unwrap_or(f64::NAN)).collect();
+    let ratios = spread(&own).ok_or_else(none)?;
+    let (low, high) = interval(&own).ok_or_else(none)?;
     let measured = |name: &str, median: f64| Measured {
         name: name.into(),
         value: significant(median, DIGITS),
@@ -112,7 +114,7 @@ fn row(value: &Value, name: &str, rounds: &[(&Sample, &Sample)]) -> Result<Row, 
         ratio: significant(ratios.median, DIGITS),
         ratio_min: significant(ratios.min, DIGITS),
         ratio_max: significant(ratios.max, DIGITS),
-        ratio_interval: None,
+        ratio_interval: Some((significant(low, DIGITS), significant(high, DIGITS))),
         rounds: rounds.len() as u32,
         host_cpu_us_per_op: None,
         target: None,
@@ -147,11 +149,12 @@ pub fn write_all(
     context: &Context,
 ) -> Result<Vec<PathBuf>, BenchError> {
     let plot = svg::ratios(results);
-    let better = results.rows.iter().filter(|r| r.ratio > 1.0).count();
     let headline = format!(
-        "Eight VMs on one sidecore against QEMU’s main loops and disk threads: better in {better} of \
-         {} values.",
-        results.rows.len()
+        "Eight VMs on one sidecore against QEMU’s main loops and disk threads: ahead in {} of {} \
+         values, behind in {}.",
+        results.count(Stand::Ahead),
+        results.rows.len(),
+        results.count(Stand::Behind)
     );
     let mut page = report::head(results, context.took_s, &headline);
     page.push_str(&report::table(results));
@@ -208,6 +211,7 @@ mod tests {
         let rr = of("rr");
         assert_eq!((rr.ratio, rr.ratio_min, rr.ratio_max, rr.rounds), (2.0, 1.5, 3.0, 3));
         assert_eq!((rr.ours.value, rr.peer.value), (2000.0, 1000.0));
+        assert_eq!((rr.ratio_interval, rr.stand()), (Some((1.5, 3.0)), Some(Stand::Ahead)));
         let p99 = of("rr_p99");
         assert_eq!((p99.ratio, p99.ours.value, p99.better), (2.0, 1500.0, Better::Lower));
         assert!(results(&rounds()[..1]).is_err(), "no round counts");
