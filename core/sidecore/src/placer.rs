@@ -112,8 +112,8 @@ struct Times {
     load_ns: u64,
 }
 
-/// Signs of life of a sidecore. Everything that it does changes them, be it a job for it: while they
-/// stay, so do its load and its workers.
+/// Signs of life of a sidecore. Everything that it does changes them, be it a job for it: while
+/// they stay, so do its load and its workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Signs {
     rounds: u64,
