@@ -7,6 +7,10 @@
 //! that the config says, or else is the next one; a disk by its image. Ports without such a device
 //! come after the last one. A domain that was changed once is not changed by a second time.
 //!
+//! Nothing is lost in silence. What a device has besides is on a list of what means nothing at a
+//! port, such as the name of a TAP device; anything else, a filter or a ceiling say, is refused,
+//! and so is what the guest would find changed.
+//!
 //! # Limits
 //! - A domain has up to 1 MiB and 100,000 nodes; libvirt's have some ten KiB.
 //! - Only what libvirt has an element for: no vsock, and no disk whose socket QEMU makes.
@@ -30,6 +34,17 @@ const MAX_NODES: u32 = 100_000;
 /// Depth of devices in what libvirt prints.
 const DEVICE_DEPTH: usize = 2;
 
+/// Elements that a card keeps, besides its MAC address.
+const KEPT_OF_CARD: [&str; 4] = ["boot", "rom", "acpi", "address"];
+/// Elements of a card that mean nothing at a port: where it was attached, and how QEMU served it.
+const LEFT_OF_CARD: [&str; 8] =
+    ["mac", "source", "model", "driver", "target", "virtualport", "alias", "backend"];
+/// Elements that a disk keeps, besides its target.
+const KEPT_OF_DISK: [&str; 3] = ["boot", "acpi", "address"];
+/// Elements of a disk that mean nothing at a port, or are compared with its settings.
+const LEFT_OF_DISK: [&str; 7] =
+    ["driver", "source", "target", "backingStore", "alias", "readonly", "serial"];
+
 /// Writes the domain `text` with the ports of `vm` in it.
 pub fn write(vm: &VmConfig, text: &str) -> anyhow::Result<String> {
     refuse_what_has_no_element(vm)?;
@@ -40,6 +55,7 @@ pub fn write(vm: &VmConfig, text: &str) -> anyhow::Result<String> {
     let document =
         Document::parse_with_options(text, options).context("the domain is not well-formed")?;
     let mut domain = Domain::new(text, &document)?;
+    domain.refuse_private_cells()?;
     domain.share_memory()?;
     let (mut cards, mut disks) = (domain.elements("interface"), domain.elements("disk"));
     for net in &vm.nets {
@@ -131,6 +147,17 @@ impl<'a> Domain<'a> {
         Ok(())
     }
 
+    /// Refuses memory of which a part stays private, whatever is said of the whole.
+    fn refuse_private_cells(&self) -> anyhow::Result<()> {
+        let is_private = |node: Node<'_, '_>| {
+            node.has_tag_name("cell") && node.attribute("memAccess") == Some("private")
+        };
+        if self.root.descendants().any(is_private) {
+            bail!("a NUMA cell of the domain has memAccess='private': the daemon could not map it");
+        }
+        Ok(())
+    }
+
     /// Makes the memory one that the daemon can map.
     fn share_memory(&mut self) -> anyhow::Result<()> {
         let old = child(self.root, "memoryBacking");
@@ -189,8 +216,9 @@ impl<'a> Domain<'a> {
             device::net(&mut xml, net, &Kept::default());
             return self.append(xml);
         };
+        check_card(net, card)?;
         let name = child(card, "mac").map(|mac| self.raw(mac));
-        let kept = Kept { name, rest: self.kept(card, &["boot", "rom", "acpi", "address"]) };
+        let kept = Kept { name, rest: self.kept(card, &KEPT_OF_CARD) };
         device::net(&mut xml, net, &kept);
         self.replace(card, xml)
     }
@@ -220,7 +248,7 @@ impl<'a> Domain<'a> {
         };
         check_disk(disk, old)?;
         let name = child(old, "target").map(|target| self.raw(target));
-        let kept = Kept { name, rest: self.kept(old, &["boot", "acpi", "address"]) };
+        let kept = Kept { name, rest: self.kept(old, &KEPT_OF_DISK) };
         device::disk(&mut xml, disk, 0, false, Some(vcpus), &kept);
         self.replace(old, xml)
     }
@@ -297,25 +325,68 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a == b || a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
 }
 
-/// Refuses a disk of a domain that the guest would find changed.
+/// Refuses a device with an element that is neither kept nor left out knowingly.
+fn check_elements(device: Node<'_, '_>, which: &str, known: [&[&str]; 2]) -> anyhow::Result<()> {
+    let elements = device.children().filter(Node::is_element).map(|node| node.tag_name().name());
+    let known = known.concat();
+    match elements.into_iter().find(|name| !known.contains(name)) {
+        Some(name) => bail!(
+            "{which} has <{name}>, which a port does not take over: say it in the config, if that \
+             has it, and take it out of the domain first"
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a card that the guest would find changed, or that loses something.
+fn check_card(net: &NetConfig, card: Node<'_, '_>) -> anyhow::Result<()> {
+    let which = format!("card {}", within(card, "mac", "address").unwrap_or("without a mac"));
+    match within(card, "model", "type") {
+        Some("virtio" | "virtio-net-pci" | "virtio-non-transitional") => {}
+        model => bail!(
+            "{which} is a {:?}, and ports are virtio: give it that model first, and see that the \
+             guest finds it",
+            model.unwrap_or("card of the hypervisor's choice")
+        ),
+    }
+    match within(card, "mtu", "size") {
+        Some(mtu) if mtu != net.mtu.to_string() => {
+            bail!("{which} has an MTU of {mtu} in the domain, and port {} of {}", net.name, net.mtu)
+        }
+        _ => check_elements(card, &which, [&KEPT_OF_CARD, &[&LEFT_OF_CARD[..], &["mtu"]].concat()]),
+    }
+}
+
+/// Refuses a disk of a domain that the guest would find changed, or that loses something.
 fn check_disk(disk: &DiskConfig, old: Node<'_, '_>) -> anyhow::Result<()> {
-    let target = within(old, "target", "dev").unwrap_or_default();
-    match within(old, "target", "bus") {
-        Some("virtio") => {}
-        bus => bail!(
-            "disk {target} is on bus {:?}, and ports are virtio: give it that bus first, and see \
+    let which = format!("disk {}", within(old, "target", "dev").unwrap_or_default());
+    let kind = old.attribute("device").unwrap_or("disk");
+    match (kind, within(old, "target", "bus")) {
+        ("disk", Some("virtio")) => {}
+        (kind, bus) => bail!(
+            "{which} is a {kind} on bus {:?}, and ports are virtio: give it that bus first, and see \
              that the guest starts from it",
             bus.unwrap_or_default()
         ),
     }
     let format = disk.format.name();
     if let Some(kind) = within(old, "driver", "type").filter(|kind| *kind != format) {
-        bail!("disk {target} is {kind:?} in the domain, and port {} is {format:?}", disk.name);
+        bail!("{which} is {kind:?} in the domain, and port {} is {format:?}", disk.name);
     }
     if child(old, "readonly").is_some() && !disk.read_only {
-        bail!("disk {target} is read-only in the domain, and port {} is not", disk.name);
+        bail!("{which} is read-only in the domain, and port {} is not", disk.name);
     }
-    Ok(())
+    let serial = child(old, "serial").and_then(|serial| serial.text()).unwrap_or_default();
+    if !serial.is_empty() && serial != disk.serial {
+        bail!("{which} has the serial {serial:?} in the domain, and port {} not", disk.name);
+    }
+    // Part of a file, or what is encrypted in it.
+    let source = child(old, "source").filter(|s| s.children().any(|n| n.is_element()));
+    if let Some(inside) = source.and_then(|source| source.first_element_child()) {
+        let name = inside.tag_name().name();
+        bail!("the source of {which} has <{name}>, which a port does not take over");
+    }
+    check_elements(old, &which, [&KEPT_OF_DISK, &LEFT_OF_DISK])
 }
 
 #[cfg(test)]
@@ -416,13 +487,41 @@ size = "64MiB"
     fn what_a_guest_would_find_changed_is_refused() {
         let told = |old, new| put(&OWN.replacen(old, new, 1), AS_IT_IS).unwrap_err();
         let sata = told("dev='vda' bus='virtio'", "dev='sdb' bus='sata'");
-        assert!(sata.starts_with("disk sdb is on bus \"sata\""), "{sata}");
+        assert!(sata.starts_with("disk sdb is a disk on bus \"sata\""), "{sata}");
         let raw = told("type='qcow2'", "type='raw'");
         assert_eq!(raw, "disk vda is \"raw\" in the domain, and port root is \"qcow2\"");
         let fixed = told("<backingStore/>", "<readonly/>");
         assert_eq!(fixed, "disk vda is read-only in the domain, and port root is not");
+        let serial = told("<backingStore/>", "<serial>x</serial>");
+        assert_eq!(serial, "disk vda has the serial \"x\" in the domain, and port root not");
+        let card = told("<model type='virtio'/>", "<model type='e1000'/>");
+        assert!(card.starts_with("card 52:54:00:12:34:56 is a \"e1000\""), "{card}");
+        let mtu = told("<model type='virtio'/>", "<model type='virtio'/><mtu size='9000'/>");
+        assert!(mtu.ends_with("an MTU of 9000 in the domain, and port net0 of 1500"), "{mtu}");
         let dial = put(OWN, ("queues = 2", "mode = \"dial\"")).unwrap_err();
         assert!(dial.starts_with("libvirt has no element for root"), "{dial}");
+    }
+
+    #[test]
+    fn nothing_is_lost_in_silence() {
+        let told = |old: &str, new: &str| put(&OWN.replacen(old, new, 1), AS_IT_IS).unwrap_err();
+        let model = "<model type='virtio'/>";
+        for lost in ["<filterref filter='clean-traffic'/>", "<bandwidth/>", "<vlan/>", "<port/>"] {
+            let name = lost.trim_matches(['<', '>', '/']).split(' ').next().unwrap();
+            let told = told(model, &format!("{model}{lost}"));
+            assert!(told.starts_with(&format!("card 52:54:00:12:34:56 has <{name}>")), "{told}");
+        }
+        for lost in ["<iotune/>", "<encryption/>", "<shareable/>", "<transient/>"] {
+            let told = told("<backingStore/>", lost);
+            assert!(
+                told.starts_with(&format!("disk vda has {}", lost.replace("/>", ">"))),
+                "{told}"
+            );
+        }
+        let slices = told("own.qcow2'/>", "own.qcow2'><slices/></source>");
+        assert!(slices.starts_with("the source of disk vda has <slices>"), "{slices}");
+        let cell = "<cpu><numa><cell id='0' memAccess='private'/></numa></cpu>\n  <os>";
+        assert!(told("<os>", cell).contains("memAccess='private'"));
     }
 
     #[test]
