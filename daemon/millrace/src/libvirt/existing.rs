@@ -37,8 +37,7 @@ const DEVICE_DEPTH: usize = 2;
 /// Elements that a card keeps, besides its MAC address.
 const KEPT_OF_CARD: [&str; 4] = ["boot", "rom", "acpi", "address"];
 /// Elements of a card that mean nothing at a port: where it was attached, and how QEMU served it.
-const LEFT_OF_CARD: [&str; 8] =
-    ["mac", "source", "model", "driver", "target", "virtualport", "alias", "backend"];
+const LEFT_OF_CARD: [&str; 7] = ["mac", "source", "model", "driver", "target", "alias", "backend"];
 /// Elements that a disk keeps, besides its target.
 const KEPT_OF_DISK: [&str; 3] = ["boot", "acpi", "address"];
 /// Elements of a disk that mean nothing at a port, or are compared with its settings.
@@ -55,10 +54,12 @@ pub fn write(vm: &VmConfig, text: &str) -> anyhow::Result<String> {
     let document =
         Document::parse_with_options(text, options).context("the domain is not well-formed")?;
     let mut domain = Domain::new(text, &document)?;
-    domain.refuse_private_cells()?;
+    domain.refuse_private_memory()?;
     domain.share_memory()?;
     let (mut cards, mut disks) = (domain.elements("interface"), domain.elements("disk"));
-    for net in &vm.nets {
+    // Those that name their card first, so that no other takes it.
+    let (named, others): (Vec<_>, Vec<_>) = vm.nets.iter().partition(|net| net.mac.is_some());
+    for net in named.into_iter().chain(others) {
         domain.take_card(net, &mut cards)?;
     }
     let vcpus = child(domain.root, "vcpu").and_then(|v| v.text()?.trim().parse().ok());
@@ -147,13 +148,24 @@ impl<'a> Domain<'a> {
         Ok(())
     }
 
-    /// Refuses memory of which a part stays private, whatever is said of the whole.
-    fn refuse_private_cells(&self) -> anyhow::Result<()> {
-        let is_private = |node: Node<'_, '_>| {
-            node.has_tag_name("cell") && node.attribute("memAccess") == Some("private")
-        };
-        if self.root.descendants().any(is_private) {
+    /// Refuses memory of which a part stays private, whatever is said of the whole, and memory that
+    /// is encrypted.
+    fn refuse_private_memory(&self) -> anyhow::Result<()> {
+        let numa = child(self.root, "cpu").and_then(|cpu| child(cpu, "numa"));
+        let mut cells = numa.into_iter().flat_map(|numa| numa.children());
+        if cells.any(|cell| cell.attribute("memAccess") == Some("private")) {
             bail!("a NUMA cell of the domain has memAccess='private': the daemon could not map it");
+        }
+        let modules = self.elements("memory");
+        if modules.iter().any(|module| module.attribute("access") == Some("private")) {
+            bail!(
+                "a memory module of the domain has access='private': the daemon could not map it"
+            );
+        }
+        if child(self.root, "launchSecurity").is_some() {
+            bail!(
+                "the domain's memory is encrypted (<launchSecurity>): the daemon could not read it"
+            );
         }
         Ok(())
     }
@@ -239,7 +251,13 @@ impl<'a> Domain<'a> {
             file.zip(image(disk)).is_some_and(|(file, image)| is_same(Path::new(file), image))
         };
         let mut xml = Xml::at(DEVICE_DEPTH);
-        let Some(old) = disks.iter().position(has_image).map(|at| disks.remove(at)) else {
+        let found = disks.iter().position(has_image).map(|at| disks.remove(at));
+        // Else two devices would have one image.
+        if disks.iter().any(has_image) {
+            bail!("the domain has the image of port {} twice", disk.name);
+        }
+        let Some(old) = found else {
+            refuse_hidden_image(disk, disks)?;
             let slot = (0..).find(|slot| !self.targets.contains(&device::target(*slot)));
             let slot = slot.unwrap_or_default();
             self.targets.push(device::target(slot));
@@ -320,6 +338,27 @@ fn image(disk: &DiskConfig) -> Option<&Path> {
     }
 }
 
+/// Refuses to add a disk whose image one of these disks may have without naming it as its source.
+fn refuse_hidden_image(disk: &DiskConfig, disks: &[Node<'_, '_>]) -> anyhow::Result<()> {
+    let Some(image) = image(disk) else { return Ok(()) };
+    let is_below = |node: Node<'_, '_>| {
+        node.attribute("file").is_some_and(|file| is_same(Path::new(file), image))
+    };
+    for other in disks {
+        let target = within(*other, "target", "dev").unwrap_or_default();
+        if other.attribute("type") == Some("volume") {
+            bail!("disk {target} is a volume of a pool: name its file as the source first");
+        }
+        if other.descendants().any(is_below) {
+            bail!(
+                "the image of port {} lies below disk {target}: end its snapshot first",
+                disk.name
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Whether two paths are one, links in them followed where they exist.
 fn is_same(a: &Path, b: &Path) -> bool {
     a == b || a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
@@ -338,6 +377,20 @@ fn check_elements(device: Node<'_, '_>, which: &str, known: [&[&str]; 2]) -> any
     }
 }
 
+/// Refuses a driver that keeps the device behind the guest's IOMMU, or has switches of its own.
+fn check_driver(device: Node<'_, '_>, which: &str) -> anyhow::Result<()> {
+    let Some(driver) = child(device, "driver") else { return Ok(()) };
+    if let Some(name) = ["iommu", "ats"].iter().find(|name| driver.attribute(**name) == Some("on"))
+    {
+        bail!("the driver of {which} has {name}='on', which ports do not offer");
+    }
+    if let Some(inside) = driver.first_element_child() {
+        let name = inside.tag_name().name();
+        bail!("the driver of {which} has <{name}>, which a port does not take over");
+    }
+    Ok(())
+}
+
 /// Refuses a card that the guest would find changed, or that loses something.
 fn check_card(net: &NetConfig, card: Node<'_, '_>) -> anyhow::Result<()> {
     let which = format!("card {}", within(card, "mac", "address").unwrap_or("without a mac"));
@@ -348,6 +401,15 @@ fn check_card(net: &NetConfig, card: Node<'_, '_>) -> anyhow::Result<()> {
              guest finds it",
             model.unwrap_or("card of the hypervisor's choice")
         ),
+    }
+    check_driver(card, &which)?;
+    let attached = (card.attribute("type"), within(card, "source", "portgroup"));
+    if let (Some("direct" | "hostdev" | "vdpa"), _) | (_, Some(_)) = attached {
+        bail!(
+            "{which} is attached by {:?}, or by a group of ports, which says who may reach it: say \
+             that in the config, and attach it to the plain network first",
+            attached.0.unwrap_or_default()
+        );
     }
     match within(card, "mtu", "size") {
         Some(mtu) if mtu != net.mtu.to_string() => {
@@ -373,8 +435,10 @@ fn check_disk(disk: &DiskConfig, old: Node<'_, '_>) -> anyhow::Result<()> {
     if let Some(kind) = within(old, "driver", "type").filter(|kind| *kind != format) {
         bail!("{which} is {kind:?} in the domain, and port {} is {format:?}", disk.name);
     }
-    if child(old, "readonly").is_some() && !disk.read_only {
-        bail!("{which} is read-only in the domain, and port {} is not", disk.name);
+    match (child(old, "readonly").is_some(), disk.read_only) {
+        (true, false) => bail!("{which} is read-only in the domain, and port {} is not", disk.name),
+        (false, true) => bail!("{which} is writable in the domain, and port {} is not", disk.name),
+        _ => check_driver(old, &which)?,
     }
     let serial = child(old, "serial").and_then(|serial| serial.text()).unwrap_or_default();
     if !serial.is_empty() && serial != disk.serial {
@@ -522,6 +586,23 @@ size = "64MiB"
         assert!(slices.starts_with("the source of disk vda has <slices>"), "{slices}");
         let cell = "<cpu><numa><cell id='0' memAccess='private'/></numa></cpu>\n  <os>";
         assert!(told("<os>", cell).contains("memAccess='private'"));
+        let module = "<memory model='dimm' access='private'/><memballoon";
+        assert!(told("<memballoon", module).contains("access='private'"));
+        assert!(told("<os>", "<launchSecurity/><os>").contains("encrypted"));
+        let driver = "<driver name='qemu' iommu='on'/>";
+        assert!(told(model, &format!("{model}{driver}")).contains("iommu='on'"));
+        let group = told("network='default'", "network='default' portgroup='a'");
+        assert!(group.contains("group of ports"), "{group}");
+        let ovs = told(model, &format!("{model}<virtualport type='openvswitch'/>"));
+        assert!(ovs.contains("has <virtualport>"), "{ovs}");
+        let below = "own.snap1'/><backingStore><source file='/var/lib/libvirt/images/own.qcow2'/>\
+                     </backingStore>";
+        let snapshot = told("own.qcow2'/>\n      <backingStore/>", below);
+        assert!(snapshot.contains("lies below disk vda"), "{snapshot}");
+        let pool = OWN.replacen("type='file'", "type='volume'", 1);
+        let file = "file='/var/lib/libvirt/images/own.qcow2'";
+        let pool = put(&pool.replacen(file, "pool='default' volume='own.qcow2'", 1), AS_IT_IS);
+        assert!(pool.unwrap_err().contains("volume of a pool"));
     }
 
     #[test]

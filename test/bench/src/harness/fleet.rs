@@ -4,7 +4,6 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use base::random::{Random, Seeded};
 use lab::{
     Aio, CacheMode, Daemon, Disk, Guest, GuestBuilder, ImageBuilder, KernelChoice, Lab, Net,
     QemuFile, Vm,
@@ -178,30 +177,6 @@ impl Fleet {
         let guest = self.guest(number)?;
         let answer = guest.run_for(script, time).and_then(lab::Output::json);
         answer.map_err(|e| BenchError::lab(format!("{script} on {}", guest.name()), e))
-    }
-
-    /// Deals the processes out to the CPUs anew, as many VMs to each, and lets them go again. Where
-    /// all CPUs are busy the scheduler leaves threads for long where they are, and so who shares a
-    /// CPU with whom: each round has other neighbours then, and each fleet the same in a round.
-    pub fn deal(&self, cpus: &[usize], round: u32) -> Result<(), BenchError> {
-        let mut random = Seeded::new(u64::from(round));
-        let mut seats: Vec<usize> = cpus.iter().copied().cycle().take(self.guests.len()).collect();
-        for at in (1..seats.len()).rev() {
-            seats.swap(at, random.below(at as u32 + 1) as usize);
-        }
-        let own_seat = cpus.get(random.below(cpus.len().max(1) as u32) as usize).copied();
-        let guests = self.guests.iter().map(Guest::pid).zip(seats);
-        let daemon = self.daemon.iter().flat_map(Daemon::pids);
-        let daemon = daemon.filter_map(|pid| own_seat.map(|seat| (pid, seat)));
-        for (pid, seat) in guests.chain(daemon) {
-            for thread in host::named(pid, "")? {
-                let before = host::bind(thread.tid, &[seat])?;
-                if !before.is_empty() {
-                    host::bind(thread.tid, &before)?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// QEMU's main loops.

@@ -6,8 +6,7 @@
 //! its own; where the host has vhost-net, a third fleet has its network there. In each round every
 //! guest of one fleet puts on its load at the same time as the others, then those of the other
 //! fleet; who is first changes from round to round, and the first round is thrown away. [`load`]
-//! says who does what; seeds and addresses are fixed, so all fleets do the same. Which VMs begin a
-//! round on one CPU is dealt out for each round, alike for all fleets ([`Fleet::deal`]).
+//! says who does what; seeds and addresses are fixed, so all fleets do the same.
 //!
 //! CPU is read from a moment after the start to a moment before the end, thread by thread:
 //! `cpu_back_end` is the daemon, or QEMU's main loops and disk threads. Without KVM QEMU's main
@@ -206,11 +205,9 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Round>, BenchEr
         progress.step("booting eight guests on QEMU's devices with vhost-net");
         hosts.push(Host::boot(&base, Side::Vhost, "")?);
     }
-    let cpus = base::cpu::allowed_cpus().map_err(|e| BenchError::lab("list CPUs", e))?;
-    let cores = cpus.len() as u32;
-    let load = |side: Side, round: u32| {
+    let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
+    let load = |side: Side| {
         let this = &hosts[side as usize];
-        this.fleet.deal(&cpus, round)?;
         let others = hosts.iter().enumerate().filter(|(at, _)| *at != side as usize);
         let other = others.flat_map(|(_, host)| host.fleet.pids()).collect();
         let accounts = Accounts { side: this.fleet.pids(), other, spinners: Vec::new(), cores };
@@ -221,7 +218,7 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Round>, BenchEr
         progress.step(&format!("round {round} of {}", setup.plan.rounds));
         let mut samples = [None, None, None];
         for side in order(setup.vhost.is_ok(), round) {
-            samples[side as usize] = Some(load(side, round)?);
+            samples[side as usize] = Some(load(side)?);
         }
         let [Some(ours), Some(peer), vhost] = samples else {
             return Err(BenchError::NoRounds { case: "consolidate".into() });

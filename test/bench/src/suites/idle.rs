@@ -164,6 +164,9 @@ fn settle(client: &Client) -> Result<(), BenchError> {
     let moved = || {
         let answer = client.request("GET", "/v1/metrics", None);
         let answer = answer.map_err(|e| BenchError::lab("read the daemon's metrics", e))?;
+        if !answer.is_success() {
+            return Err(BenchError::lab("read the daemon's metrics", answer.error()));
+        }
         Ok(lab::metric_sum(&answer.body, "millrace_vm_huge_bytes", &[]))
     };
     let mut before: f64 = moved()?;
