@@ -366,9 +366,9 @@ fn is_same(a: &Path, b: &Path) -> bool {
 
 /// Refuses a device with an element that is neither kept nor left out knowingly.
 fn check_elements(device: Node<'_, '_>, which: &str, known: [&[&str]; 2]) -> anyhow::Result<()> {
-    let elements = device.children().filter(Node::is_element).map(|node| node.tag_name().name());
+    let mut names = device.children().filter(Node::is_element).map(|node| node.tag_name().name());
     let known = known.concat();
-    match elements.into_iter().find(|name| !known.contains(name)) {
+    match names.find(|name| !known.contains(name)) {
         Some(name) => bail!(
             "{which} has <{name}>, which a port does not take over: say it in the config, if that \
              has it, and take it out of the domain first"
@@ -384,11 +384,14 @@ fn check_driver(device: Node<'_, '_>, which: &str) -> anyhow::Result<()> {
     {
         bail!("the driver of {which} has {name}='on', which ports do not offer");
     }
-    if let Some(inside) = driver.first_element_child() {
-        let name = inside.tag_name().name();
-        bail!("the driver of {which} has <{name}>, which a port does not take over");
-    }
-    Ok(())
+    refuse_elements(driver, which)
+}
+
+/// Refuses a part of a device that has elements of its own.
+fn refuse_elements(part: Node<'_, '_>, which: &str) -> anyhow::Result<()> {
+    let Some(inside) = part.first_element_child() else { return Ok(()) };
+    let (part, name) = (part.tag_name().name(), inside.tag_name().name());
+    bail!("the {part} of {which} has <{name}>, which a port does not take over")
 }
 
 /// Refuses a card that the guest would find changed, or that loses something.
@@ -445,11 +448,7 @@ fn check_disk(disk: &DiskConfig, old: Node<'_, '_>) -> anyhow::Result<()> {
         bail!("{which} has the serial {serial:?} in the domain, and port {} not", disk.name);
     }
     // Part of a file, or what is encrypted in it.
-    let source = child(old, "source").filter(|s| s.children().any(|n| n.is_element()));
-    if let Some(inside) = source.and_then(|source| source.first_element_child()) {
-        let name = inside.tag_name().name();
-        bail!("the source of {which} has <{name}>, which a port does not take over");
-    }
+    child(old, "source").map_or(Ok(()), |source| refuse_elements(source, &which))?;
     check_elements(old, &which, [&KEPT_OF_DISK, &LEFT_OF_DISK])
 }
 

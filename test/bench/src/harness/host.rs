@@ -3,9 +3,6 @@
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use rustix::io::Errno;
-use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
-
 use crate::harness::error::BenchError;
 
 /// A thread of any process.
@@ -51,24 +48,6 @@ pub fn named(pid: u32, prefix: &str) -> Result<Vec<Thread>, BenchError> {
         true => Err(accounting(&folder, format!("no thread is named {prefix}*"))),
         false => Ok(found),
     }
-}
-
-/// Lets a thread run on `cpus` only, and returns those that it could run on before. One that has
-/// ended has none.
-pub fn bind(tid: u32, cpus: &[usize]) -> Result<Vec<usize>, BenchError> {
-    let failed = |e: Errno| accounting(&format!("CPUs of thread {tid}"), e);
-    let thread = i32::try_from(tid).ok().and_then(Pid::from_raw);
-    let before = match sched_getaffinity(thread) {
-        Err(Errno::SRCH) => return Ok(Vec::new()),
-        before => before.map_err(failed)?,
-    };
-    let mut set = CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(*cpu));
-    match sched_setaffinity(thread, &set) {
-        Err(Errno::SRCH) => {}
-        done => done.map_err(failed)?,
-    }
-    Ok((0..CpuSet::MAX_CPU).filter(|cpu| before.is_set(*cpu)).collect())
 }
 
 /// Times from a thread's `schedstat` (proc(5)).

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use lab::device::mac_of;
 use lab::{Daemon, Guest, GuestBuilder, Image, ImageBuilder, Lab, LabError, Net, Vm};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 
 use super::Setup;
@@ -17,7 +18,7 @@ use crate::harness::cpu::Accounts;
 use crate::harness::error::BenchError;
 use crate::harness::fleet::serve;
 use crate::harness::fleet::vcpus;
-use crate::harness::host::{self, Thread};
+use crate::harness::host::Thread;
 use crate::harness::ovs::{Place, Switch, VSWITCHD};
 use crate::harness::progress::Progress;
 
@@ -140,7 +141,10 @@ impl Bed {
         let mut next = cpus.iter().cycle();
         for guest in self.guests() {
             for tid in vcpus(guest)? {
-                next.next().map_or(Ok(Vec::new()), |cpu| host::bind(tid, &[*cpu]))?;
+                let mut set = CpuSet::new();
+                next.next().into_iter().for_each(|cpu| set.set(*cpu));
+                let pid = i32::try_from(tid).ok().and_then(Pid::from_raw);
+                sched_setaffinity(pid, &set).map_err(|e| failed("bind a vCPU", guest, e))?;
             }
         }
         Ok(())
