@@ -56,7 +56,7 @@ fn all_cases_run_and_the_files_tell_the_same() {
     };
     let mut all: Vec<_> =
         cases::NAMES.iter().map(|n| cases::make(n, &Pretend, &modes).unwrap()).collect();
-    let plan = Plan { rounds: 2, length: Duration::from_millis(1) };
+    let plan = Plan::fixed(2, Duration::from_millis(1));
     let mut quiet = Progress::to(Box::new(std::io::sink()), false);
     let outcome = compare(&mut all, &Pretend, plan, &mut quiet);
 

@@ -34,6 +34,11 @@ const WARM_UP_TIMES_KVM: u32 = 2;
 /// interrupt must not end the comparison, one that fails again and again must. Each is told.
 const MAX_REPEATS: usize = 2;
 
+/// How far from 1, and from its floor, the interval of a row lies whose case may end early: by a
+/// twentieth. An interval is looked at after every round then, and chance has as many tries; what is
+/// as clear as this stays so.
+const CLEAR_BY: f64 = 1.05;
+
 /// Significant digits in result files: measurements are not better than that.
 const DIGITS: i32 = 5;
 
@@ -146,10 +151,19 @@ pub trait Bed {
 /// How much to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Rounds that count; one more is run first and thrown away.
+    /// Rounds that count, at most; one more is run first and thrown away.
     pub rounds: u32,
+    /// Rounds that count, at least: a case whose rows are clear then has no more.
+    pub least_rounds: u32,
     /// How long each load counts.
     pub length: Duration,
+}
+
+impl Plan {
+    /// As many rounds for each case, whatever they show.
+    pub fn fixed(rounds: u32, length: Duration) -> Plan {
+        Plan { rounds, least_rounds: rounds, length }
+    }
 }
 
 /// One side of one round, as measured.
@@ -243,9 +257,10 @@ pub fn compare(
     let mut outcome = Outcome::default();
     let sides = cases.iter().map(|case| order(case.spec().vhost, 0).len()).sum::<usize>();
     let loads = sides * (plan.rounds as usize + 1);
-    let mut done = 0;
+    let (mut done, mut end) = (0, 0);
     for case in cases {
         let spec = case.spec().clone();
+        end += order(spec.vhost, 0).len() * (plan.rounds as usize + 1);
         let (mut rounds, mut repeated) = (Vec::new(), Vec::new());
         let mut watch = |event: Event| match event {
             Event::Load { round, side } => {
@@ -260,6 +275,8 @@ pub fn compare(
             Event::Round(round) => progress.step(&round_line(&spec, round)),
         };
         let ran = run_case(case.as_mut(), bed, plan, &mut rounds, &mut watch);
+        // Also where it had fewer rounds.
+        done = end;
         let made = ran.and_then(|()| rows(&spec, &rounds));
         let failed = match made {
             Ok(rows) => {
@@ -328,8 +345,20 @@ fn run_case(
         let round = Round { round, ours, peer, vhost };
         (loads.watch)(Event::Round(&round));
         rounds.push(round);
+        if round.round >= plan.least_rounds && rows(&loads.spec, rounds)?.iter().all(is_clear) {
+            break;
+        }
     }
     Ok(())
+}
+
+/// Whether more rounds would hardly change what a row says.
+fn is_clear(row: &Row) -> bool {
+    let is_far = |line: f64| {
+        let far = |(low, high)| low > line * CLEAR_BY || high < line / CLEAR_BY;
+        row.ratio_interval.is_some_and(far)
+    };
+    is_far(1.0) && row.target.is_none_or(is_far)
 }
 
 /// Sides of a round, in their order. Of two the other one begins in each round; of three each one

@@ -64,17 +64,21 @@ pub(crate) fn spec(name: &'static str, better: Better, target: Option<f64>) -> S
 }
 
 fn plan(rounds: u32) -> Plan {
-    Plan { rounds, length: Duration::from_millis(1) }
+    Plan::fixed(rounds, Duration::from_millis(1))
 }
 
 fn run(cases: Vec<(Spec, Vec<f64>)>, rounds: u32) -> (Outcome, Vec<String>) {
+    run_plan(cases, plan(rounds))
+}
+
+fn run_plan(cases: Vec<(Spec, Vec<f64>)>, plan: Plan) -> (Outcome, Vec<String>) {
     let log = Log::default();
     let fake = |(spec, values): (Spec, Vec<f64>)| -> Box<dyn Case> {
         Box::new(Fake { spec, values, runs: [0; 3], log: log.clone() })
     };
     let mut cases: Vec<Box<dyn Case>> = cases.into_iter().map(fake).collect();
     let mut quiet = Progress::to(Box::new(std::io::sink()), false);
-    let outcome = compare(&mut cases, &NoBed, plan(rounds), &mut quiet);
+    let outcome = compare(&mut cases, &NoBed, plan, &mut quiet);
     let log = log.lock().unwrap().clone();
     (outcome, log)
 }
@@ -109,6 +113,25 @@ fn a_third_side_takes_turns_and_has_a_row_of_its_own_without_a_floor() {
     assert!(!vhost.missed() && vhost.ratio_interval.is_some());
     let kept = outcome.rounds[0].rounds[1];
     assert_eq!(kept.vhost.map(|vhost| vhost.value), Some(250.0));
+}
+
+#[test]
+fn a_case_ends_early_where_its_rows_are_clear() {
+    let case =
+        |name, target, ours: f64| (spec(name, Better::Higher, target), [ours, 100.0].repeat(6));
+    let cases = vec![
+        case("ahead", None, 110.0),
+        case("behind", Some(1.0), 90.0),
+        case("near", None, 104.0),
+        case("near its floor", Some(1.1), 112.0),
+    ];
+    let (outcome, _) = run_plan(cases, Plan { least_rounds: 2, ..plan(5) });
+    let rounds: Vec<u32> = outcome.rows.iter().map(|row| row.rounds).collect();
+    assert_eq!(rounds, [2, 2, 5, 5]);
+    let vhost = Spec { vhost: true, ..spec("x", Better::Higher, None) };
+    let near = [200.0, 100.0, 199.0].repeat(6);
+    let (outcome, _) = run_plan(vec![(vhost, near)], Plan { least_rounds: 2, ..plan(5) });
+    assert_eq!(outcome.rows[0].rounds, 5, "each row must be clear");
 }
 
 #[test]

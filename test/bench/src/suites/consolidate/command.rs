@@ -36,9 +36,8 @@ impl Suite for ConsolidateArgs {
     const HAS_GUESTS: bool = true;
 
     fn setup(&self) -> Result<Setup, BenchError> {
-        let wanted = Plan { rounds: self.rounds, length: self.secs };
-        let plan =
-            if self.quick { Plan { rounds: 2, length: Duration::from_secs(1) } } else { wanted };
+        let wanted = Plan::fixed(self.rounds, self.secs);
+        let plan = if self.quick { Plan::fixed(2, Duration::from_secs(1)) } else { wanted };
         let (vms, sidecore) = (self.vms.setup()?, sidecore(self.spin_us));
         Ok(Setup { plan, vms, sidecore, vhost: lab::vhost_net() })
     }

@@ -18,9 +18,13 @@ use crate::harness::table::{self, Section};
 
 #[derive(Args)]
 pub struct DemoArgs {
-    /// Rounds that count; one more is run first and thrown away.
+    /// Rounds that count, at most; one more is run first and thrown away.
     #[arg(long, default_value_t = 17, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
+    /// Rounds after which a case ends that is clear: by a twentieth ahead of its peer and floor, or
+    /// behind. As many as `--rounds`: no case ends early.
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(5..=99))]
+    least_rounds: u32,
     /// Seconds of each load (0.2 to 60).
     #[arg(long, default_value = "0.7", value_parser = seconds)]
     secs: Duration,
@@ -40,9 +44,10 @@ pub struct DemoArgs {
 
 impl DemoArgs {
     fn plan(&self) -> Plan {
-        let (rounds, length) =
-            if self.quick { (3, Duration::from_millis(800)) } else { (self.rounds, self.secs) };
-        Plan { rounds, length }
+        if self.quick {
+            return Plan::fixed(3, Duration::from_millis(800));
+        }
+        Plan { rounds: self.rounds, least_rounds: self.least_rounds, length: self.secs }
     }
 
     /// The names asked for, in the order in which cases run; all when none is.
@@ -98,9 +103,16 @@ impl Suite for DemoArgs {
         let mut text = bed.setup_text();
         text.push(format!(
             "{} rounds of {:.1} s each, after one thrown away.",
-            plan.rounds,
+            rounds_text(&outcome.rows),
             plan.length.as_secs_f64()
         ));
+        if plan.least_rounds < plan.rounds {
+            text.push(format!(
+                "A case that is clear after {} rounds or more, a twentieth ahead of its peer and its \
+                 floor or behind, has no more of them.",
+                plan.least_rounds
+            ));
+        }
         Ok((outcome, text))
     }
 
@@ -122,7 +134,7 @@ impl Suite for DemoArgs {
 
 /// Three sentences on what the run has shown.
 fn summary(rows: &[Row], page: &Path) -> String {
-    let rounds = rows.iter().map(|r| r.rounds).max().unwrap_or(0);
+    let rounds = rounds_text(rows);
     let has_vhost = rows.iter().any(|r| r.peer.name == VHOST);
     let vhost = if has_vhost { ", and two on those with vhost-net," } else { "" };
     let part = |stand: Stand| {
@@ -145,6 +157,13 @@ fn summary(rows: &[Row], page: &Path) -> String {
         part(Stand::Behind),
         page.display()
     )
+}
+
+/// How many rounds rows have: `9`, `9 to 17`.
+fn rounds_text(rows: &[Row]) -> String {
+    let rounds = || rows.iter().map(|r| r.rounds);
+    let (least, most) = (rounds().min().unwrap_or(0), rounds().max().unwrap_or(0));
+    if least == most { most.to_string() } else { format!("{least} to {most}") }
 }
 
 /// Name of a row: that of its case, with the peer where that is not QEMU alone.
@@ -180,9 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn seventeen_rounds_unless_told() {
-        assert_eq!(demo(&["--quick"]).unwrap().plan().rounds, 3);
-        assert_eq!(demo(&[]).unwrap().plan().rounds, 17);
+    fn nine_to_seventeen_rounds_unless_told() {
+        let rounds = |args: &[&str]| {
+            let plan = demo(args).unwrap().plan();
+            (plan.least_rounds, plan.rounds)
+        };
+        assert_eq!((rounds(&["--quick"]), rounds(&[])), ((3, 3), (9, 17)));
+        assert_eq!(rounds(&["--rounds", "25", "--least-rounds", "11"]), (11, 25));
+        assert!(demo(&["--least-rounds", "4"]).is_err());
     }
 
     #[test]
@@ -218,6 +242,10 @@ mod tests {
         rows[1].ratio_interval = Some((0.95, 1.08));
         let text = summary(&rows[..2], Path::new("out/report.html"));
         assert!(text.contains("in turns, 5 times for each case.\n"), "{text}");
+        let mut two = rows.clone();
+        two[0].rounds = 3;
+        let text_of_two = summary(&two[..2], Path::new("out/report.html"));
+        assert!(text_of_two.contains("3 to 5 times for each case"), "{text_of_two}");
         let shown =
             "was ahead in 1 (tcp_rr 1.79×), level in 1 (udp_rr 1.01×) and behind in none.\n";
         assert!(text.contains(shown), "{text}");

@@ -33,12 +33,8 @@ impl Suite for EventsArgs {
     const HAS_GUESTS: bool = true;
 
     fn setup(&self) -> Result<Setup, BenchError> {
-        let wanted = Plan { rounds: self.rounds, length: self.secs };
-        let plan = if self.quick {
-            Plan { rounds: 1, length: Duration::from_millis(500) }
-        } else {
-            wanted
-        };
+        let wanted = Plan::fixed(self.rounds, self.secs);
+        let plan = if self.quick { Plan::fixed(1, Duration::from_millis(500)) } else { wanted };
         Ok(Setup { plan, vms: self.vms.setup()? })
     }
 
