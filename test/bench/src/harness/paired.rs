@@ -1,10 +1,10 @@
 //! Rows from rounds in which both sides were measured: medians over the rounds.
 
 use crate::harness::results::{CpuPerOp, Measured, Row};
-use crate::harness::stats::{Better, ratio, significant, spread};
+use crate::harness::stats::{Better, interval, ratio, significant, spread};
 
-/// Significant digits in result files.
-const DIGITS: i32 = 5;
+/// Significant digits in result files: measurements are not better than that.
+pub(crate) const DIGITS: i32 = 5;
 
 /// Goal of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,13 +17,14 @@ pub(crate) struct Goal {
 pub(crate) const NONE: Goal = Goal { target: None, aim: None };
 
 /// One row's texts, and how it reads.
-pub(crate) struct About {
+pub(crate) struct About<'a> {
     pub case: String,
-    pub ours: &'static str,
-    pub peer: &'static str,
-    pub unit: &'static str,
+    pub ours: &'a str,
+    pub peer: &'a str,
+    pub unit: &'a str,
     pub better: Better,
     pub goal: Goal,
+    /// How both sides are set up; empty where there is nothing to say.
     pub mode: String,
 }
 
@@ -36,11 +37,15 @@ pub(crate) fn row(
     rounds: u32,
     of: impl FnMut(u32) -> Option<(Side, Side)>,
 ) -> Option<Row> {
-    let pairs: Vec<(Side, Side)> = (1..=rounds).filter_map(of).collect();
+    row_of(about, &(1..=rounds).filter_map(of).collect::<Vec<_>>())
+}
+
+/// The row over these rounds; none without any, or with a value that is no number above zero.
+pub(crate) fn row_of(about: About, pairs: &[(Side, Side)]) -> Option<Row> {
     let middle =
         |of: &dyn Fn(&(Side, Side)) -> f64| spread(&pairs.iter().map(of).collect::<Vec<f64>>());
     let digits = |v: f64| significant(v, DIGITS);
-    let ratios = middle(&|(o, p)| ratio(o.0, p.0, about.better).unwrap_or(f64::NAN))?;
+    let ratios = spread(&ratios(about.better, pairs))?;
     let value = |name: &str, value: f64| Measured {
         name: name.into(),
         value: digits(value),
@@ -64,6 +69,18 @@ pub(crate) fn row(
         target: about.goal.target,
         aim: about.goal.aim,
         front: None,
-        mode: Some(about.mode),
+        mode: (!about.mode.is_empty()).then_some(about.mode),
     })
+}
+
+/// The row over these rounds with the interval of its ratio, by which it is judged.
+pub(crate) fn judged_row_of(about: About, pairs: &[(Side, Side)]) -> Option<Row> {
+    let (low, high) = interval(&ratios(about.better, pairs))?;
+    let bounds = (significant(low, DIGITS), significant(high, DIGITS));
+    Some(Row { ratio_interval: Some(bounds), ..row_of(about, pairs)? })
+}
+
+/// The rounds' own ratios; one that there is not is no number.
+fn ratios(better: Better, pairs: &[(Side, Side)]) -> Vec<f64> {
+    pairs.iter().map(|(o, p)| ratio(o.0, p.0, better).unwrap_or(f64::NAN)).collect()
 }

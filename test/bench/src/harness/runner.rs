@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 use crate::harness::cpu::{Accounts, Usage};
 use crate::harness::error::BenchError;
 use crate::harness::host::Thread;
+use crate::harness::paired::{About, DIGITS, Goal, judged_row_of};
 use crate::harness::progress::Progress;
 use crate::harness::repeat::order_for_round;
-use crate::harness::results::{CpuPerOp, Measured, Row};
+use crate::harness::results::Row;
 use crate::harness::spinner::Spinners;
-use crate::harness::stats::{Better, interval, ratio, significant, spread};
+use crate::harness::stats::{Better, ratio, significant};
 use crate::harness::table::quantity;
 
 /// Time a guest program may take beyond its load: starting under emulation, and the report.
@@ -34,13 +35,11 @@ const WARM_UP_TIMES_KVM: u32 = 2;
 /// interrupt must not end the comparison, one that fails again and again must. Each is told.
 const MAX_REPEATS: usize = 2;
 
-/// How far from 1, and from its floor, the interval of a row lies whose case may end early: by a
-/// twentieth. An interval is looked at after every round then, and chance has as many tries; what is
-/// as clear as this stays so.
+/// How far from 1, and from its floor, the interval of a row lies whose case may end early.
+///
+/// An interval is looked at after every round then, and chance has as many tries; a ratio that is
+/// clear by a twentieth stays clear.
 const CLEAR_BY: f64 = 1.05;
-
-/// Significant digits in result files: measurements are not better than that.
-const DIGITS: i32 = 5;
 
 /// Side that is being measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,7 +159,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// As many rounds for each case, whatever they show.
+    /// The same number of rounds for each case, whatever they show.
     pub fn fixed(rounds: u32, length: Duration) -> Plan {
         Plan { rounds, least_rounds: rounds, length }
     }
@@ -478,42 +477,20 @@ pub fn rows(spec: &Spec, rounds: &[Round]) -> Result<Vec<Row>, BenchError> {
 
 /// The row against one peer.
 fn row(spec: &Spec, peer: &'static str, rounds: &[Round]) -> Result<Row, BenchError> {
+    let side = |sample: &Sample| (sample.value, Some(sample.cpu_us_per_op));
     let counted = rounds.iter().filter(|r| r.round > 0);
-    let counted: Vec<(&Sample, &Sample)> =
-        counted.filter_map(|r| Some((&r.ours, r.of_peer(peer)?))).collect();
-    let none = || BenchError::NoRounds { case: spec.name.into() };
-    let middle = |of: &dyn Fn(&(&Sample, &Sample)) -> f64| -> Result<_, BenchError> {
-        spread(&counted.iter().map(of).collect::<Vec<f64>>()).ok_or_else(none)
-    };
-    let own = counted.iter().map(|(ours, peer)| ratio(ours.value, peer.value, spec.better));
-    let own: Vec<f64> = own.map(|ratio| ratio.unwrap_or(f64::NAN)).collect();
-    let ratios = spread(&own).ok_or_else(none)?;
-    let (low, high) = interval(&own).ok_or_else(none)?;
-    let side = |name: &str, value: f64| Measured {
-        name: name.into(),
-        value: significant(value, DIGITS),
-        unit: spec.unit.into(),
-    };
-    let cpu = CpuPerOp {
-        ours: significant(middle(&|(ours, _)| ours.cpu_us_per_op)?.median, DIGITS),
-        peer: significant(middle(&|(_, peer)| peer.cpu_us_per_op)?.median, DIGITS),
-    };
-    Ok(Row {
+    let pairs: Vec<_> =
+        counted.filter_map(|r| Some((side(&r.ours), side(r.of_peer(peer)?)))).collect();
+    let about = About {
         case: spec.name.into(),
-        ours: side(spec.ours, middle(&|(ours, _)| ours.value)?.median),
-        peer: side(peer, middle(&|(_, peer)| peer.value)?.median),
+        ours: spec.ours,
+        peer,
+        unit: spec.unit,
         better: spec.better,
-        ratio: significant(ratios.median, DIGITS),
-        ratio_min: significant(ratios.min, DIGITS),
-        ratio_max: significant(ratios.max, DIGITS),
-        ratio_interval: Some((significant(low, DIGITS), significant(high, DIGITS))),
-        rounds: counted.len() as u32,
-        host_cpu_us_per_op: Some(cpu),
-        target: spec.target,
-        aim: spec.aim,
-        front: None,
-        mode: (!spec.mode.is_empty()).then(|| spec.mode.clone()),
-    })
+        goal: Goal { target: spec.target, aim: spec.aim },
+        mode: spec.mode.clone(),
+    };
+    judged_row_of(about, &pairs).ok_or_else(|| BenchError::NoRounds { case: spec.name.into() })
 }
 
 #[cfg(test)]

@@ -5,13 +5,11 @@ use std::path::{Path, PathBuf};
 use super::{Round, Sample};
 use crate::harness::error::BenchError;
 use crate::harness::output::write_run;
+use crate::harness::paired::{About, NONE, judged_row_of};
 use crate::harness::report::{self, Context, FOREIGN_LIMIT};
-use crate::harness::results::{Measured, Results, Row, Stand};
-use crate::harness::stats::{Better, interval, ratio, significant, spread};
+use crate::harness::results::{Results, Row, Stand};
+use crate::harness::stats::Better;
 use crate::harness::svg;
-
-/// Significant digits of published values.
-const DIGITS: i32 = 4;
 
 /// Name of the fleet with vhost-net.
 pub const VHOST: &str = "qemu-vhost";
@@ -91,37 +89,19 @@ pub fn rows(rounds: &[Round]) -> Result<Vec<Row>, BenchError> {
 }
 
 /// The row against one peer, by samples of ours and of that.
-fn row(value: &Value, name: &str, rounds: &[(&Sample, &Sample)]) -> Result<Row, BenchError> {
-    let none = || BenchError::NoRounds { case: value.name.into() };
-    let middle = |of: &dyn Fn(&(&Sample, &Sample)) -> f64| {
-        spread(&rounds.iter().map(of).collect::<Vec<f64>>()).ok_or_else(none)
-    };
-    let of = value.of;
-    let own = rounds.iter().map(|(ours, peer)| ratio(of(ours), of(peer), value.better));
-    let own: Vec<f64> = own.map(|ratio| ratio.unwrap_or(f64::NAN)).collect();
-    let ratios = spread(&own).ok_or_else(none)?;
-    let (low, high) = interval(&own).ok_or_else(none)?;
-    let measured = |name: &str, median: f64| Measured {
-        name: name.into(),
-        value: significant(median, DIGITS),
-        unit: value.unit.into(),
-    };
-    Ok(Row {
+fn row(value: &Value, peer: &str, rounds: &[(&Sample, &Sample)]) -> Result<Row, BenchError> {
+    let side = |sample: &Sample| ((value.of)(sample), None);
+    let pairs: Vec<_> = rounds.iter().map(|(ours, peer)| (side(ours), side(peer))).collect();
+    let about = About {
         case: value.name.into(),
-        ours: measured("one-sidecore", middle(&|(ours, _)| of(ours))?.median),
-        peer: measured(name, middle(&|(_, peer)| of(peer))?.median),
+        ours: "one-sidecore",
+        peer,
+        unit: value.unit,
         better: value.better,
-        ratio: significant(ratios.median, DIGITS),
-        ratio_min: significant(ratios.min, DIGITS),
-        ratio_max: significant(ratios.max, DIGITS),
-        ratio_interval: Some((significant(low, DIGITS), significant(high, DIGITS))),
-        rounds: rounds.len() as u32,
-        host_cpu_us_per_op: None,
-        target: None,
-        aim: None,
-        front: None,
-        mode: Some(value.how.into()),
-    })
+        goal: NONE,
+        mode: value.how.into(),
+    };
+    judged_row_of(about, &pairs).ok_or_else(|| BenchError::NoRounds { case: value.name.into() })
 }
 
 /// Rounds in which strangers used the machine, a sentence each.

@@ -1,15 +1,12 @@
 //! Rows in the published format, one for each case, value and peer.
 
-use crate::harness::results::{CpuPerOp, Measured, Missing, Row};
-use crate::harness::stats::{ratio, significant, spread};
+use crate::harness::paired::{About, Goal, row_of};
+use crate::harness::results::{Missing, Row};
 
 use super::case::{self, Case, Metric};
 use super::front_end::Kind;
 use super::rounds::{CaseRuns, Part, Sample};
 use super::trial::OURS;
-
-/// Significant digits in result files.
-const DIGITS: i32 = 5;
 
 /// All rows, and the comparisons that have none.
 pub fn rows(runs: &[CaseRuns], front: Kind) -> (Vec<Row>, Vec<Missing>) {
@@ -49,47 +46,25 @@ fn sample_of<'a>(round: &'a super::rounds::Round, back_end: &str) -> Option<&'a 
 }
 
 fn row(run: &CaseRuns, case: &Case, metric: &Metric, peer: &Part) -> Option<Row> {
-    let pairs: Vec<(&Sample, &Sample)> = counted(run)
-        .filter_map(|r| Some((sample_of(r, OURS)?, sample_of(r, &peer.back_end)?)))
-        .collect();
-    let values: Vec<(f64, f64)> = pairs
-        .iter()
-        .filter_map(|(o, p)| Some(((metric.of)(&o.reading)?, (metric.of)(&p.reading)?)))
-        .collect();
-    let ratios: Option<Vec<f64>> =
-        values.iter().map(|(o, p)| ratio(*o, *p, metric.better)).collect();
-    let ratios = spread(&ratios?)?;
-    let side = |name: &str, of: &dyn Fn(&(f64, f64)) -> f64| {
-        let median = spread(&values.iter().map(of).collect::<Vec<_>>())?.median;
-        let value = significant(median, DIGITS);
-        Some(Measured { name: name.into(), value, unit: metric.unit.into() })
+    let side = |round, back_end| {
+        let sample = sample_of(round, back_end)?;
+        let cpu = sample.cpu_us_per_op.filter(|_| metric.suffix.is_empty());
+        Some(((metric.of)(&sample.reading)?, cpu))
     };
+    let pairs: Vec<_> =
+        counted(run).filter_map(|r| Some((side(r, OURS)?, side(r, &peer.back_end)?))).collect();
     let goal = case::goal(case, metric, &peer.back_end, peer.reference);
     let note = if peer.reference { "; reference: no vhost-user" } else { "" };
-    Some(Row {
+    let about = About {
         case: format!("{}{}", run.case, metric.suffix),
-        ours: side(OURS, &|v| v.0)?,
-        peer: side(&peer.back_end, &|v| v.1)?,
+        ours: OURS,
+        peer: &peer.back_end,
+        unit: metric.unit,
         better: metric.better,
-        ratio: significant(ratios.median, DIGITS),
-        ratio_min: significant(ratios.min, DIGITS),
-        ratio_max: significant(ratios.max, DIGITS),
-        ratio_interval: None,
-        rounds: values.len() as u32,
-        host_cpu_us_per_op: if metric.suffix.is_empty() { cpu(&pairs) } else { None },
-        target: goal.floor,
-        aim: goal.aim,
-        front: None,
-        mode: Some(format!("{}{note}", case.mode())),
-    })
-}
-
-fn cpu(pairs: &[(&Sample, &Sample)]) -> Option<CpuPerOp> {
-    let median = |of: &dyn Fn(&(&Sample, &Sample)) -> Option<f64>| {
-        let values: Option<Vec<f64>> = pairs.iter().map(of).collect();
-        Some(significant(spread(&values?)?.median, DIGITS))
+        goal: Goal { target: goal.floor, aim: goal.aim },
+        mode: format!("{}{note}", case.mode()),
     };
-    Some(CpuPerOp { ours: median(&|p| p.0.cpu_us_per_op)?, peer: median(&|p| p.1.cpu_us_per_op)? })
+    row_of(about, &pairs)
 }
 
 /// Floors that could not be judged though their peer was to take part, and back ends that failed:
