@@ -7,7 +7,8 @@
 //! A huge page is the file's, so any process may ask for it.
 //!
 //! The daemon sends a file and a range of it, and gets an errno and the CPU time that it took: one
-//! message each on a socket that keeps their bounds. The process ends when that is closed.
+//! message each on a socket that keeps their bounds. The process ends when that is closed; one that
+//! ended before is started again by [`BlockMover::revive`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -46,18 +47,38 @@ pub fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
+/// Starts a process that [serves](serve) the other end of the socket it returns.
+pub type Start = Box<dyn FnMut() -> io::Result<OwnedFd> + Send>;
+
 /// The daemon's end.
-#[derive(Debug)]
 pub struct BlockMover {
-    socket: OwnedFd,
+    start: Start,
+    /// None: the process has gone.
+    socket: Option<OwnedFd>,
     /// CPU time of all moves so far.
     spent: Duration,
 }
 
 impl BlockMover {
-    /// Asks whoever [serves](serve) the other end of this socket.
-    pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, spent: Duration::ZERO }
+    /// Starts the process.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn new(mut start: Start) -> io::Result<Self> {
+        let socket = Some(start()?);
+        Ok(Self { start, socket, spent: Duration::ZERO })
+    }
+
+    /// Starts the process again if it has gone.
+    pub(crate) fn revive(&mut self) {
+        if self.socket.is_none() {
+            match (self.start)() {
+                Ok(socket) => self.socket = Some(socket),
+                Err(e) => tracing::warn!(
+                    "the process that moves VMs' memory into huge pages does not start: {e}"
+                ),
+            }
+        }
     }
 
     /// CPU time that the moves took.
@@ -75,17 +96,30 @@ impl BlockMover {
         offset: u64,
         len: usize,
     ) -> io::Result<()> {
-        let gone = |_| io::Error::from(io::ErrorKind::UnexpectedEof);
-        let request = message(offset, len as u64);
-        packet::send(&self.socket, &request, &[file], SendFlags::empty()).map_err(gone)?;
-        let mut answer = [0; MESSAGE_BYTES];
-        let got = rustix::io::retry_on_intr(|| rustix::io::read(&self.socket, &mut answer));
-        if got.map_err(gone)? != MESSAGE_BYTES {
+        let Some(socket) = &self.socket else { return Err(io::ErrorKind::UnexpectedEof.into()) };
+        let Ok((errno, spent_ns)) = ask(socket, message(offset, len as u64), file) else {
+            tracing::warn!("the process that moves VMs' memory into huge pages has gone");
+            self.socket = None;
             return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let (errno, spent_ns) = numbers(answer);
+        };
         self.spent += Duration::from_nanos(spent_ns);
         if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno as i32)) }
+    }
+}
+
+/// Sends a request with its file, and waits for the answer.
+fn ask(
+    socket: &OwnedFd,
+    request: [u8; MESSAGE_BYTES],
+    file: BorrowedFd<'_>,
+) -> io::Result<(u64, u64)> {
+    packet::send(socket, &request, &[file], SendFlags::empty())?;
+    let mut answer = [0; MESSAGE_BYTES];
+    let got = rustix::io::retry_on_intr(|| rustix::io::read(socket, &mut answer))?;
+    if got == MESSAGE_BYTES {
+        Ok(numbers(answer))
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
     }
 }
 
@@ -122,9 +156,10 @@ mod tests {
 
     #[test]
     fn errors_are_told_and_a_process_that_has_gone_too() {
-        let (ours, theirs) = sockets().unwrap();
-        let server = std::thread::spawn(move || serve(&theirs).unwrap());
-        let mut mover = BlockMover::new(ours.try_clone().unwrap());
+        let (ours, server) = served();
+        let mut sockets = vec![served().0, ours.try_clone().unwrap()];
+        let start = move || sockets.pop().ok_or(io::ErrorKind::NotFound.into());
+        let mut mover = BlockMover::new(Box::new(start)).unwrap();
         let file = SharedMemory::new("moved", BLOCK_BYTES).unwrap();
         // Nothing is there to be moved beyond the file's end, and no memory is made for it.
         let beyond = mover.collapse(file.as_fd(), 4 * BLOCK_BYTES as u64, BLOCK_BYTES);
@@ -133,8 +168,18 @@ mod tests {
         assert_eq!(odd.unwrap_err().raw_os_error(), Some(libc::EINVAL));
         rustix::net::shutdown(&ours, rustix::net::Shutdown::Both).unwrap();
         server.join().unwrap();
-        let gone = mover.collapse(file.as_fd(), 0, BLOCK_BYTES).unwrap_err();
-        assert_eq!(gone.kind(), io::ErrorKind::UnexpectedEof);
+        let mut collapse = || mover.collapse(file.as_fd(), 0, BLOCK_BYTES).unwrap_err();
+        assert_eq!(collapse().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(collapse().kind(), io::ErrorKind::UnexpectedEof, "until it is started again");
+        mover.revive();
+        let odd = mover.collapse(file.as_fd(), 1, BLOCK_BYTES);
+        assert_eq!(odd.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+
+    /// The daemon's end of a socket, and the thread that serves the other one.
+    fn served() -> (OwnedFd, std::thread::JoinHandle<()>) {
+        let (ours, theirs) = sockets().unwrap();
+        (ours, std::thread::spawn(move || serve(&theirs).unwrap()))
     }
 
     #[test]

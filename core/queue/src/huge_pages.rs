@@ -19,7 +19,7 @@
 //! - A block grows by half at most ([`MIN_PRESENT`]), and is charged to our control group. Memory
 //!   that a VMM does not share grows by whole blocks at the first touch.
 //! - 1/10 of a CPU ([`DUTY`]): a VM of 64 GiB is through within the hour.
-//! - A process that has gone is not started again: what is in small pages then stays there.
+//! - A process that has gone is started again within a minute ([`RETRY`]).
 //! - Blocks with pages that are pinned (registered memory, a device that was passed through) stay
 //!   as they are, and so do blocks for which the host has no huge page. Both are tried again, once
 //!   a minute at most ([`RETRY`]).
@@ -58,7 +58,8 @@ const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// them for its size.
 const MAX_PAUSE: Duration = Duration::from_secs(8);
 
-/// Pause until blocks that could not be moved are tried again.
+/// Pause until blocks that could not be moved are tried again, and a process that has gone is
+/// started.
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Way of new mappings to the thread, once there is one.
@@ -159,8 +160,9 @@ impl Watched {
         });
     }
 
-    /// Has blocks that could not be moved looked at in the next pass.
+    /// Has blocks that could not be moved looked at in the next pass, by a process that is there.
     fn try_again(&mut self) {
+        self.mover.revive();
         let failed = self.mappings.iter_mut().filter(|blocks| blocks.failed);
         failed.for_each(|blocks| blocks.seen = 0);
     }
@@ -267,42 +269,43 @@ impl Blocks {
                     self.settled[block] = true;
                     moved = true;
                 }
-                Err(error) => match error.raw_os_error() {
-                    // Somebody holds a page of it.
-                    Some(libc::EAGAIN | libc::EBUSY) => self.failed = true,
-                    // The host has no huge page.
-                    Some(libc::ENOMEM) => {
+                // Somebody holds a page of it.
+                Err(error) if is_held(&error) => self.failed = true,
+                Err(error) => {
+                    if is_passing(&error) {
                         self.failed = true;
                         self.next = self.settled.len();
-                        return ControlFlow::Break(moved);
-                    }
-                    _ => {
+                    } else {
                         self.give_up(&error);
-                        return ControlFlow::Break(moved);
                     }
-                },
+                    return ControlFlow::Break(moved);
+                }
             }
         }
         ControlFlow::Continue(moved)
     }
 
-    /// Looks at the mapping no more: the kernel is too old, its file has no such pages, or nobody
-    /// moves any.
+    /// Looks at the mapping no more: the kernel is too old, or its file has no such pages.
     fn give_up(&mut self, error: &io::Error) {
-        if error.kind() == io::ErrorKind::UnexpectedEof {
-            tracing::warn!(
-                "memory of a VM stays in small pages: the process that moves it is gone"
-            );
-        } else {
-            tracing::debug!("memory of a VM has no huge pages: {error}");
-        }
+        tracing::debug!("memory of a VM has no huge pages: {error}");
         self.settled.fill(true);
     }
 }
 
+/// Whether a page of the block is in use.
+fn is_held(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
+}
+
+/// Whether no block can be moved for now: the host has no huge page, or the process has gone.
+fn is_passing(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOMEM) || error.kind() == io::ErrorKind::UnexpectedEof
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use base::shm::SharedMemory;
     use rustix::fs::FallocateFlags;
@@ -315,9 +318,17 @@ mod tests {
 
     /// Nothing yet, with a thread that moves blocks until it is dropped.
     fn watched() -> Watched {
-        let (ours, theirs) = block_mover::sockets().unwrap();
-        std::thread::spawn(move || block_mover::serve(&theirs).unwrap());
-        Watched::new(BlockMover::new(ours))
+        served_by(|theirs| block_mover::serve(&theirs).unwrap())
+    }
+
+    /// Nothing yet, with a thread for each time that a process is started.
+    fn served_by(serve: fn(OwnedFd)) -> Watched {
+        let start = move || {
+            let (ours, theirs) = block_mover::sockets()?;
+            std::thread::spawn(move || serve(theirs));
+            Ok(ours)
+        };
+        Watched::new(BlockMover::new(Box::new(start)).unwrap())
     }
 
     fn memory() -> SharedMemory {
@@ -381,6 +392,26 @@ mod tests {
             assert_eq!(resident(&mapping, block), grown, "of block {block}");
             check(&file, block, pages);
         }
+    }
+
+    #[test]
+    fn a_process_that_has_gone_is_started_again() {
+        static HAS_GONE: AtomicBool = AtomicBool::new(false);
+        let mut all = served_by(|theirs| {
+            if HAS_GONE.swap(true, Ordering::Relaxed) {
+                block_mover::serve(&theirs).unwrap();
+            }
+        });
+        let file = memory();
+        let mapping = map(&file);
+        touch(&file, 0, BLOCK_PAGES);
+        all.add(Arc::downgrade(&mapping));
+        pass(&mut all);
+        assert_eq!(mapping.huge_bytes(), 0);
+        all.try_again();
+        pass(&mut all);
+        assert_eq!(mapping.huge_bytes(), BLOCK_BYTES as u64);
+        check(&file, 0, BLOCK_PAGES);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Whether VMs' memory is put into huge pages.
 
 use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -28,21 +30,27 @@ pub fn start(wanted: Option<bool>) {
         );
         return;
     }
-    if let Err(e) = start_process() {
+    if let Err(e) = start_mover() {
         tracing::warn!("VMs' memory is left in small pages: {e:#}");
     }
 }
 
 /// Starts the process that moves memory, and the thread that tells it what.
-fn start_process() -> anyhow::Result<()> {
-    let (ours, theirs) = block_mover::sockets().context("a socket")?;
+fn start_mover() -> anyhow::Result<()> {
+    let mover = BlockMover::new(Box::new(start_process)).context("starting a process for it")?;
+    queue::huge_pages::start(mover).context("a thread for it")
+}
+
+/// Starts a process that moves memory; the socket to it.
+fn start_process() -> io::Result<OwnedFd> {
+    let (ours, theirs) = block_mover::sockets()?;
     let mut command = Command::new(PROGRAM);
     command.arg("huge-pages-process").stdin(theirs).stdout(Stdio::null());
-    let mut process = command.spawn().context("starting a process for it")?;
+    let mut process = command.spawn()?;
     // Nobody else waits for its end.
     let wait = move || drop(process.wait());
-    std::thread::Builder::new().name("pages-end".into()).spawn(wait).context("a thread for it")?;
-    queue::huge_pages::start(BlockMover::new(ours)).context("a thread for it")
+    std::thread::Builder::new().name("pages-end".into()).spawn(wait)?;
+    Ok(ours)
 }
 
 /// The file that limits the memory of this process, if there is any.
