@@ -254,12 +254,12 @@ pub fn compare(
     progress: &mut Progress,
 ) -> Outcome {
     let mut outcome = Outcome::default();
-    let sides = cases.iter().map(|case| order(case.spec().vhost, 0).len()).sum::<usize>();
-    let loads = sides * (plan.rounds as usize + 1);
+    let most_loads = |spec: &Spec| order(spec.vhost, 0).len() * (plan.rounds as usize + 1);
+    let loads = cases.iter().map(|case| most_loads(case.spec())).sum();
     let (mut done, mut end) = (0, 0);
     for case in cases {
         let spec = case.spec().clone();
-        end += order(spec.vhost, 0).len() * (plan.rounds as usize + 1);
+        end += most_loads(&spec);
         let (mut rounds, mut repeated) = (Vec::new(), Vec::new());
         let mut watch = |event: Event| match event {
             Event::Load { round, side } => {

@@ -33,7 +33,7 @@ pub struct DemoArgs {
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
     /// Three rounds of 0.8 s: to see that it works, not to measure.
-    #[arg(long, conflicts_with_all = ["rounds", "secs"])]
+    #[arg(long, conflicts_with_all = ["rounds", "least_rounds", "secs"])]
     quick: bool,
     /// End with 3 where Millrace is behind its peer or below a floor.
     #[arg(long)]

@@ -1,5 +1,6 @@
 //! Cases: loads, the values read from them, and the floors they must reach.
 
+use crate::harness::paired::{Goal, NONE};
 use crate::harness::stats::Better;
 
 use super::reading::Reading;
@@ -310,26 +311,17 @@ impl Case {
     }
 }
 
-/// Goal of a row: what it must reach, and where it should go.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Goal {
-    /// Smallest ratio that is good enough; none where only the aim counts.
-    pub floor: Option<f64>,
-    /// The aim: ahead of every peer.
-    pub aim: Option<f64>,
-}
-
 /// Name of Millrace's daemon with a raw disk: the peer that tells what the format costs.
 pub const OURS_RAW: &str = "ours-raw";
 
 /// The goal of a case's value against one peer. The back ends that are measured without vhost-user
 /// are there for orientation, and have none, but one: a disk is held against fio on the bare file.
-pub fn goal(case: &Case, metric: &Metric, peer: &str, reference: bool) -> Goal {
+pub(crate) fn goal(case: &Case, metric: &Metric, peer: &str, reference: bool) -> Goal {
     use Load::{Flood, Read, RoundTrip};
     use Medium::{Disk, Null, Tmpfs};
     let first = metric.suffix.is_empty();
     if let Load::Qcow2 { image, .. } = case.load {
-        return if first { image_goal(image, peer) } else { Goal { floor: None, aim: None } };
+        return if first { image_goal(image, peer) } else { NONE };
     }
     let qsd = peer.starts_with("qsd");
     let floor = match (case.load, case.ring) {
@@ -350,7 +342,7 @@ pub fn goal(case: &Case, metric: &Metric, peer: &str, reference: bool) -> Goal {
         (Read { medium: Disk, .. }, _) if peer == "fio" && first => Some(0.9),
         _ => None,
     };
-    Goal { floor, aim: (!reference).then(|| floor.unwrap_or(1.0).max(1.0)) }
+    Goal { target: floor, aim: (!reference).then(|| floor.unwrap_or(1.0).max(1.0)) }
 }
 
 /// Goal of an image's rate. Backing files are there to be known, not judged.
@@ -360,9 +352,9 @@ fn image_goal(image: Image, peer: &str) -> Goal {
         Image::Mapped if peer == OURS_RAW => (0.9, 0.97),
         Image::Mapped if qsd => (1.3, 2.0),
         Image::Empty if qsd => (1.0, 1.5),
-        _ => return Goal { floor: None, aim: None },
+        _ => return NONE,
     };
-    Goal { floor: Some(floor), aim: Some(aim) }
+    Goal { target: Some(floor), aim: Some(aim) }
 }
 
 /// The cases that fit one of `wanted`, each a name or whole words of its beginning (flood64, qcow2,
@@ -385,7 +377,7 @@ mod tests {
 
     fn floors(name: &str, peer: &str, reference: bool) -> Vec<Option<f64>> {
         let case = ALL.into_iter().find(|c| c.name() == name).unwrap();
-        case.metrics().iter().map(|m| goal(&case, m, peer, reference).floor).collect()
+        case.metrics().iter().map(|m| goal(&case, m, peer, reference).target).collect()
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Rows in the published format, one for each case, value and peer.
 
-use crate::harness::paired::{About, Goal, row_of};
+use crate::harness::paired::{About, row_of};
 use crate::harness::results::{Missing, Row};
 
 use super::case::{self, Case, Metric};
@@ -53,7 +53,6 @@ fn row(run: &CaseRuns, case: &Case, metric: &Metric, peer: &Part) -> Option<Row>
     };
     let pairs: Vec<_> =
         counted(run).filter_map(|r| Some((side(r, OURS)?, side(r, &peer.back_end)?))).collect();
-    let goal = case::goal(case, metric, &peer.back_end, peer.reference);
     let note = if peer.reference { "; reference: no vhost-user" } else { "" };
     let about = About {
         case: format!("{}{}", run.case, metric.suffix),
@@ -61,7 +60,7 @@ fn row(run: &CaseRuns, case: &Case, metric: &Metric, peer: &Part) -> Option<Row>
         peer: &peer.back_end,
         unit: metric.unit,
         better: metric.better,
-        goal: Goal { target: goal.floor, aim: goal.aim },
+        goal: case::goal(case, metric, &peer.back_end, peer.reference),
         mode: format!("{}{note}", case.mode()),
     };
     row_of(about, &pairs)
