@@ -44,7 +44,7 @@ pub fn write(args: &Libvirt, vm: &VmConfig) -> anyhow::Result<String> {
         xml.empty("clock", &[("offset", "utc")]);
         xml.within("devices", &[], |xml| devices(xml, args, vm));
         qemu(xml, &own);
-        overrides(xml, args.kind, &vm.nets);
+        overrides(xml, args.kind, &vm.nets.iter().collect::<Vec<_>>());
     });
     xml.finish()
 }
@@ -166,28 +166,31 @@ fn qemu(xml: &mut Xml, own: &OwnDevices) {
 }
 
 /// Writes properties of network cards that libvirt has no attribute for.
-pub fn overrides(xml: &mut Xml, kind: DomainKind, nets: &[NetConfig]) {
-    let cards: Vec<_> = nets.iter().map(|net| (net, properties(kind, net))).collect();
-    if cards.iter().all(|(_, properties)| properties.is_empty()) {
-        return;
+pub fn overrides(xml: &mut Xml, kind: DomainKind, nets: &[&NetConfig]) {
+    if nets.iter().any(|net| !properties(kind, net).is_empty()) {
+        xml.within("qemu:override", &[], |xml| override_devices(xml, kind, nets));
     }
-    if kind == DomainKind::Qemu {
+}
+
+/// Writes the inside of that element.
+pub fn override_devices(xml: &mut Xml, kind: DomainKind, nets: &[&NetConfig]) {
+    let cards = nets.iter().map(|net| (net, properties(kind, net)));
+    let cards: Vec<_> = cards.filter(|(_, properties)| !properties.is_empty()).collect();
+    if kind == DomainKind::Qemu && !cards.is_empty() {
         xml.comment(
             "QEMU before 8.2 ends under emulation unless `vectors` is 0; newer ones do not.",
         );
     }
-    xml.within("qemu:override", &[], |xml| {
-        for (net, properties) in cards.iter().filter(|(_, properties)| !properties.is_empty()) {
-            xml.within("qemu:device", &[("alias", &device::alias(&net.name))], |xml| {
-                xml.within("qemu:frontend", &[], |xml| {
-                    for (name, value) in properties {
-                        let property = [("name", *name), ("type", "unsigned"), ("value", value)];
-                        xml.empty("qemu:property", &property);
-                    }
-                });
+    for (net, properties) in cards {
+        xml.within("qemu:device", &[("alias", &device::alias(&net.name))], |xml| {
+            xml.within("qemu:frontend", &[], |xml| {
+                for (name, value) in &properties {
+                    let property = [("name", *name), ("type", "unsigned"), ("value", value)];
+                    xml.empty("qemu:property", &property);
+                }
             });
-        }
-    });
+        });
+    }
 }
 
 fn properties(kind: DomainKind, net: &NetConfig) -> Vec<(&'static str, String)> {

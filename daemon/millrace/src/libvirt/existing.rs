@@ -4,8 +4,9 @@
 //! The text stays as it is, but for the places that change. A port takes the place of the card or
 //! disk that it stands for: that one's MAC address or name, its address on the bus and its place in
 //! the boot order stay, so that the guest finds it where it was. A card is found by the MAC address
-//! that the config says, or else is the next one; a disk by its image. Ports without such a device
-//! come after the last one. A domain that was changed once is not changed by a second time.
+//! that the config says, or else is the next one; a disk by its image; a port that was put in
+//! before and has another socket now, by its alias. Ports without such a device come after the last
+//! one. A domain that was changed once is not changed by a second time.
 //!
 //! Nothing is lost in silence. What a device has besides is on a list of what means nothing at a
 //! port, such as the name of a TAP device; anything else, a filter or a ceiling say, is refused,
@@ -19,7 +20,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use config::{DiskConfig, DiskFormat, NetConfig, VmConfig, format_mac};
+use config::{BlockSize, DiskConfig, DiskFormat, NetConfig, VmConfig, format_mac};
 use roxmltree::{Document, Node, ParsingOptions};
 
 use super::device::{self, Kept};
@@ -31,6 +32,8 @@ use crate::cli::DomainKind;
 pub const MAX_DOMAIN_BYTES: usize = 1 << 20;
 /// Most elements, attributes and texts of it.
 const MAX_NODES: u32 = 100_000;
+/// Size of a disk's blocks where the domain does not say.
+const USUAL_BLOCK_BYTES: &str = "512";
 /// Depth of devices in what libvirt prints.
 const DEVICE_DEPTH: usize = 2;
 
@@ -55,6 +58,7 @@ pub fn write(vm: &VmConfig, text: &str) -> anyhow::Result<String> {
         Document::parse_with_options(text, options).context("the domain is not well-formed")?;
     let mut domain = Domain::new(text, &document)?;
     domain.refuse_private_memory()?;
+    super::check_memory(domain.memory_bytes(), vm)?;
     domain.share_memory()?;
     let (mut cards, mut disks) = (domain.elements("interface"), domain.elements("disk"));
     // Those that name their card first, so that no other takes it.
@@ -170,6 +174,13 @@ impl<'a> Domain<'a> {
         Ok(())
     }
 
+    /// Memory that the VM may come to have.
+    fn memory_bytes(&self) -> u64 {
+        let elements =
+            ["memory", "maxMemory"].into_iter().filter_map(|name| child(self.root, name));
+        elements.filter_map(bytes).max().unwrap_or_default()
+    }
+
     /// Makes the memory one that the daemon can map.
     fn share_memory(&mut self) -> anyhow::Result<()> {
         let old = child(self.root, "memoryBacking");
@@ -221,7 +232,10 @@ impl<'a> Domain<'a> {
                     at => at,
                 }
             }
-            None => cards.iter().position(|card| card.attribute("type") != Some("vhostuser")),
+            None => cards
+                .iter()
+                .position(|card| is_port(*card, &net.name))
+                .or_else(|| cards.iter().position(|card| !is_vhost_user(*card))),
         };
         let mut xml = Xml::at(DEVICE_DEPTH);
         let Some(card) = at.map(|at| cards.remove(at)) else {
@@ -229,6 +243,9 @@ impl<'a> Domain<'a> {
             return self.append(xml);
         };
         check_card(net, card)?;
+        if !is_port(card, &net.name) {
+            self.check_override(card, &net.name)?;
+        }
         let name = child(card, "mac").map(|mac| self.raw(mac));
         let kept = Kept { name, rest: self.kept(card, &KEPT_OF_CARD) };
         device::net(&mut xml, net, &kept);
@@ -251,7 +268,9 @@ impl<'a> Domain<'a> {
             file.zip(image(disk)).is_some_and(|(file, image)| is_same(Path::new(file), image))
         };
         let mut xml = Xml::at(DEVICE_DEPTH);
-        let found = disks.iter().position(has_image).map(|at| disks.remove(at));
+        let found = disks.iter().position(has_image);
+        let found = found.or_else(|| disks.iter().position(|old| is_port(*old, &disk.name)));
+        let found = found.map(|at| disks.remove(at));
         // Else two devices would have one image.
         if disks.iter().any(has_image) {
             bail!("the domain has the image of port {} twice", disk.name);
@@ -264,7 +283,10 @@ impl<'a> Domain<'a> {
             device::disk(&mut xml, disk, slot, false, Some(vcpus), &Kept::default());
             return self.append(xml);
         };
-        check_disk(disk, old)?;
+        if !is_port(old, &disk.name) {
+            check_disk(disk, old)?;
+            self.check_override(old, &disk.name)?;
+        }
         let name = child(old, "target").map(|target| self.raw(target));
         let kept = Kept { name, rest: self.kept(old, &KEPT_OF_DISK) };
         device::disk(&mut xml, disk, 0, false, Some(vcpus), &kept);
@@ -278,25 +300,49 @@ impl<'a> Domain<'a> {
         }
     }
 
+    /// Properties of QEMU's devices that the domain overrides.
+    fn overrides(&self) -> Option<Node<'a, 'a>> {
+        self.root.children().find(|node| node.has_tag_name((QEMU_SPACE, "override")))
+    }
+
+    /// Refuses to replace a device of which the domain overrides properties, or to change the
+    /// number by which it names another one.
+    fn check_override(&self, device: Node<'_, '_>, port: &str) -> anyhow::Result<()> {
+        let own = within(device, "alias", "name");
+        // libvirt's own aliases, such as `net0`: it counts the devices that have no other.
+        let prefix = if device.has_tag_name("interface") { "net" } else { "virtio-disk" };
+        let is_counted = |alias: &str| {
+            let number = alias.strip_prefix(prefix);
+            number.is_some_and(|number| number.parse::<u32>().is_ok())
+        };
+        let entries = self.overrides().into_iter().flat_map(|old| old.children());
+        let mut aliases = entries.filter_map(|entry| entry.attribute("alias"));
+        match aliases.find(|alias| own == Some(*alias) || is_counted(alias)) {
+            Some(alias) => bail!(
+                "<qemu:override> has properties of device {alias}, which may be the one that port \
+                 {port} replaces, or get another number: take them out first"
+            ),
+            None => Ok(()),
+        }
+    }
+
     /// Adds properties of cards that libvirt has no attribute for.
     fn override_properties(&mut self, nets: &[NetConfig]) -> anyhow::Result<()> {
-        let mut xml = Xml::at(1);
-        domain::overrides(&mut xml, self.kind, nets);
+        let old = self.overrides();
+        let last = old.and_then(|old| old.last_element_child());
+        let is_missing = |net: &&NetConfig| {
+            let alias = device::alias(&net.name);
+            let mut entries = old.into_iter().flat_map(|old| old.children());
+            !entries.any(|entry| entry.attribute("alias") == Some(&alias))
+        };
+        let missing: Vec<&NetConfig> = nets.iter().filter(is_missing).collect();
+        let mut xml = Xml::at(if last.is_some() { 2 } else { 1 });
+        match last {
+            Some(_) => domain::override_devices(&mut xml, self.kind, &missing),
+            None => domain::overrides(&mut xml, self.kind, &missing),
+        }
         if xml.is_empty() {
             return Ok(());
-        }
-        if let Some(old) = self.root.children().find(|n| n.has_tag_name((QEMU_SPACE, "override"))) {
-            let has = |net: &NetConfig| {
-                let alias = device::alias(&net.name);
-                old.children().any(|device| device.attribute("alias") == Some(&alias))
-            };
-            if nets.iter().all(has) {
-                return Ok(());
-            }
-            bail!(
-                "the domain has a <qemu:override> already; put this in by hand:\n{}",
-                xml.finish()?
-            );
         }
         match self.root.lookup_namespace_uri(Some("qemu")) {
             Some(QEMU_SPACE) => {}
@@ -306,9 +352,10 @@ impl<'a> Domain<'a> {
                 self.edits.push((at..at, format!(" xmlns:qemu='{QEMU_SPACE}'")));
             }
         }
-        match self.root.last_element_child() {
-            Some(last) => self.insert_after(last, xml),
-            None => Ok(()),
+        match (old, last.or(self.root.last_element_child())) {
+            (Some(old), _) if last.is_none() => self.replace(old, xml),
+            (_, Some(last)) => self.insert_after(last, xml),
+            (_, None) => Ok(()),
         }
     }
 
@@ -324,10 +371,36 @@ impl<'a> Domain<'a> {
     }
 }
 
+/// Bytes of an element with a unit, by itself KiB (libvirt, Memory Allocation).
+fn bytes(element: Node<'_, '_>) -> Option<u64> {
+    let unit = match element.attribute("unit").unwrap_or("KiB") {
+        "b" | "bytes" => 1,
+        "KB" => 1_000,
+        "k" | "KiB" => 1 << 10,
+        "MB" => 1_000_000,
+        "M" | "MiB" => 1 << 20,
+        "GB" => 1_000_000_000,
+        "G" | "GiB" => 1 << 30,
+        "TB" => 1_000_000_000_000,
+        "T" | "TiB" => 1 << 40,
+        _ => return None,
+    };
+    element.text()?.trim().parse::<u64>().ok()?.checked_mul(unit)
+}
+
+fn is_vhost_user(device: Node<'_, '_>) -> bool {
+    device.attribute("type") == Some("vhostuser")
+}
+
+/// Whether a device is the one that was put in for a port.
+fn is_port(device: Node<'_, '_>, port: &str) -> bool {
+    let alias = device::alias(port);
+    is_vhost_user(device) && within(device, "alias", "name") == Some(&alias)
+}
+
 /// Whether a device is on this socket already.
 fn is_on(device: Node<'_, '_>, socket: &str) -> bool {
-    device.attribute("type") == Some("vhostuser")
-        && device.children().any(|s| s.attribute("path") == Some(socket))
+    is_vhost_user(device) && device.children().any(|s| s.attribute("path") == Some(socket))
 }
 
 /// Image of a disk; none where it is memory.
@@ -449,7 +522,30 @@ fn check_disk(disk: &DiskConfig, old: Node<'_, '_>) -> anyhow::Result<()> {
     }
     // Part of a file, or what is encrypted in it.
     child(old, "source").map_or(Ok(()), |source| refuse_elements(source, &which))?;
-    check_elements(old, &which, [&KEPT_OF_DISK, &LEFT_OF_DISK])
+    let blocks = check_blocks(disk, old, &which)?;
+    check_elements(old, &which, [&KEPT_OF_DISK, &[&LEFT_OF_DISK[..], blocks].concat()])
+}
+
+/// Refuses blocks of another size than the port's; the element that means nothing besides.
+fn check_blocks(
+    disk: &DiskConfig,
+    old: Node<'_, '_>,
+    which: &str,
+) -> anyhow::Result<&'static [&'static str]> {
+    // Where the file system decides, nobody knows here.
+    let BlockSize::Bytes(bytes) = disk.block_size else { return Ok(&[]) };
+    let element = child(old, "blockio");
+    let logical = element.and_then(|e| e.attribute("logical_block_size"));
+    let logical = logical.unwrap_or(USUAL_BLOCK_BYTES);
+    if logical != bytes.to_string() {
+        bail!(
+            "{which} has blocks of {logical} bytes in the domain, and port {} of {bytes}",
+            disk.name
+        );
+    }
+    let has_more =
+        element.is_some_and(|e| e.attributes().any(|a| a.name() != "logical_block_size"));
+    Ok(if has_more { &[] } else { &["blockio"] })
 }
 
 #[cfg(test)]
@@ -508,12 +604,63 @@ size = "64MiB"
         let end = changed.split_once("</devices>").unwrap().1;
         assert!(end.contains("<qemu:device alias='ua-net0'>"), "{changed}");
         assert!(end.ends_with("  </qemu:override>\n</domain>\n"), "{changed}");
-        let other = OWN.replace(
-            "<domain type='kvm'>",
-            &format!("<domain type='qemu' xmlns:qemu='{QEMU_SPACE}'><qemu:override/>"),
-        );
-        let told = put(&other, AS_IT_IS).unwrap_err();
-        assert!(told.contains("put this in by hand:") && told.contains("vectors"), "{told}");
+    }
+
+    /// The emulated domain with this inside of its override.
+    fn overriding(inside: &str) -> String {
+        let head = format!("<domain type='qemu' xmlns:qemu='{QEMU_SPACE}'>");
+        let own = OWN.replace("<domain type='kvm'>", &head);
+        own.replace("</domain>", &format!("  <qemu:override>{inside}</qemu:override>\n</domain>"))
+    }
+
+    #[test]
+    fn an_override_is_added_to() {
+        for inside in ["", "\n    <qemu:device alias='ua-other'/>\n  "] {
+            let changed = put(&overriding(inside), AS_IT_IS).unwrap();
+            assert_eq!(changed.matches("<qemu:override>").count(), 1, "{changed}");
+            assert!(changed.contains(inside.trim()), "{changed}");
+            assert_eq!(changed.matches("alias='ua-net0'>").count(), 1, "{changed}");
+            assert_eq!(put(&changed, AS_IT_IS).unwrap(), changed);
+        }
+        // One of two cards has a property.
+        let second = "switch = \"lan\"\n[[vm.net]]\nname = \"wide\"\nswitch = \"lan\"\nmtu = 9000";
+        let two = |text: &str| put(text, ("switch = \"lan\"", second)).unwrap();
+        let changed = two(OWN);
+        assert_eq!(changed.matches("<qemu:device").count(), 1, "{changed}");
+        assert_eq!(two(&changed), changed);
+        for alias in ["net0", "net1", "virtio-disk0"] {
+            let told = put(&overriding(&format!("<qemu:device alias='{alias}'/>")), AS_IT_IS);
+            let told = told.unwrap_err();
+            assert!(told.contains(&format!("has properties of device {alias},")), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_port_with_another_socket_stays_where_it_is() {
+        let moved = CHANGED.replace("/run/millrace/own-", "/run/before/own-");
+        assert_eq!(put(&moved, AS_IT_IS).unwrap(), CHANGED);
+    }
+
+    #[test]
+    fn memory_and_blocks_are_as_the_config_has_them() {
+        let limit = |size| ("name = \"own\"", format!("name = \"own\"\nmemory_limit = \"{size}\""));
+        let put_limited = |size, text: &str| put(text, (limit(size).0, &limit(size).1));
+        assert!(put_limited("2GiB", OWN).is_ok());
+        let told = put_limited("1GiB", OWN).unwrap_err();
+        assert!(told.starts_with("2048 MiB of memory are more than VM own may share"), "{told}");
+        let more =
+            OWN.replace("  <memory ", "  <maxMemory slots='2' unit='G'>4</maxMemory>\n  <memory ");
+        assert!(put_limited("2GiB", &more).unwrap_err().starts_with("4096 MiB"));
+        let large = ("queues = 2", "block_size = 4096");
+        let told = put(OWN, large).unwrap_err();
+        assert_eq!(told, "disk vda has blocks of 512 bytes in the domain, and port root of 4096");
+        let blocks = |more: &str| {
+            let element = format!("<blockio logical_block_size='4096'{more}/>");
+            put(&OWN.replacen("<backingStore/>", &element, 1), large)
+        };
+        assert!(!blocks("").unwrap().contains("blockio"));
+        let told = blocks(" physical_block_size='8192'").unwrap_err();
+        assert!(told.starts_with("disk vda has <blockio>"), "{told}");
     }
 
     #[test]

@@ -42,7 +42,7 @@ fn text(args: &Libvirt, config: &Config) -> anyhow::Result<String> {
             changed.with_context(|| file.display().to_string())
         }
         (None, None) => {
-            check_memory(args, vm)?;
+            check_memory(args.memory, vm)?;
             domain::write(args, vm)
         }
     }
@@ -73,11 +73,11 @@ fn find<'a>(args: &Libvirt, config: &'a Config) -> anyhow::Result<&'a VmConfig> 
 }
 
 /// Refuses memory that the daemon would refuse.
-fn check_memory(args: &Libvirt, vm: &VmConfig) -> anyhow::Result<()> {
+fn check_memory(memory_bytes: u64, vm: &VmConfig) -> anyhow::Result<()> {
     match vm.memory_limit_bytes {
-        Some(limit) if args.memory > limit => bail!(
+        Some(limit) if memory_bytes > limit => bail!(
             "{} MiB of memory are more than VM {} may share: its memory_limit is {} MiB",
-            args.memory >> 20,
+            memory_bytes >> 20,
             vm.name,
             limit >> 20
         ),
