@@ -106,7 +106,7 @@ pub fn disk(
 
 /// Number of a disk's queues where QEMU has to be told: it takes one for each CPU by itself, and
 /// ends when the port has fewer.
-fn queues(disk: &DiskConfig, vcpus: Option<u32>) -> Option<String> {
+pub fn queues(disk: &DiskConfig, vcpus: Option<u32>) -> Option<String> {
     let wanted = vcpus.unwrap_or_else(|| u32::from(MAX_DISK_QUEUES));
     (u32::from(disk.queues) < wanted).then(|| disk.queues.to_string())
 }

@@ -15,6 +15,8 @@ const SPARE_ROOT_PORTS: usize = 4;
 
 /// MTU that guests take when nobody tells them.
 const USUAL_MTU: u16 = 1500;
+/// Property of a card that tells its guest the MTU.
+pub const HOST_MTU: &str = "host_mtu";
 
 /// Writes the domain of a VM.
 pub fn write(args: &Libvirt, vm: &VmConfig) -> anyhow::Result<String> {
@@ -193,14 +195,15 @@ pub fn override_devices(xml: &mut Xml, kind: DomainKind, nets: &[&NetConfig]) {
     }
 }
 
-fn properties(kind: DomainKind, net: &NetConfig) -> Vec<(&'static str, String)> {
+/// Properties of a card that libvirt has no attribute for: names and values.
+pub fn properties(kind: DomainKind, net: &NetConfig) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     if kind == DomainKind::Qemu {
         all.push(("vectors", "0".to_string()));
     }
     if net.mtu != USUAL_MTU {
         // libvirt's `mtu` would be set at an interface of the host, which there is not.
-        all.push(("host_mtu", net.mtu.to_string()));
+        all.push((HOST_MTU, net.mtu.to_string()));
     }
     all
 }
