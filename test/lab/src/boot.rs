@@ -5,6 +5,12 @@
 //! the new map. QEMU then ends by an assertion in `iotlb_to_section()`. All versions that emulate
 //! several CPUs have that, 10.0 too, of which it ended one of 50 guests of four CPUs here; upstream
 //! keeps pointers instead of numbers since. No guest's program and no back end changes the map.
+//!
+//! An access may also get lost without an assertion. The one that shows is the end of the local
+//! timer's interrupt: that CPU halts with the interrupt in service, takes no other, and the guest
+//! stands still. 7.2 did so, and 10.0 once in 15 runs of all VM tests beside two busy loops. It is
+//! nobody else's fault: Linux writes that end first in the timer's handler, with interrupts off,
+//! and between this write and the controller there is QEMU alone.
 
 use std::time::Duration;
 
@@ -52,8 +58,12 @@ pub fn boot_all(
 /// Whether a guest that was still booting has died or hung by a fault of QEMU alone.
 fn is_emulators_fault(qemu: &Qemu, error: &LabError) -> bool {
     let lost_map = |stderr: &str| stderr.contains("iotlb_to_section: Assertion `section_index <");
-    let has_lost_map = matches!(error, LabError::GuestDied { stderr, .. } if lost_map(stderr));
-    qemu.accelerator().is_emulator() && has_lost_map || qemu72::has_ended_boot(qemu, error)
+    let has_lost_access = match error {
+        LabError::GuestDied { stderr, .. } => lost_map(stderr),
+        LabError::InterruptEndLost { .. } => true,
+        _ => false,
+    };
+    qemu.accelerator().is_emulator() && has_lost_access || qemu72::has_ended_boot(qemu, error)
 }
 
 #[cfg(test)]
@@ -76,7 +86,16 @@ mod tests {
         assert!(is_emulators_fault(&qemu, &died(lost_map)));
         assert!(!is_emulators_fault(&qemu, &died("vhost_user_set_mem_table: Assertion `r >= 0'")));
         assert!(!is_emulators_fault(&qemu, &LabError::Refused(lost_map.into())));
+        let hung = LabError::InterruptEndLost {
+            name: "a".into(),
+            cpu: 1,
+            vectors: "236".into(),
+            console: String::new(),
+        };
+        assert!(is_emulators_fault(&qemu, &hung));
         let kvm = qemu.under(Accelerator::Kvm);
-        assert!(!is_emulators_fault(&kvm, &died(lost_map)), "there it would be KVM's or ours");
+        for error in [&died(lost_map), &hung] {
+            assert!(!is_emulators_fault(&kvm, error), "there it would be KVM's or ours");
+        }
     }
 }

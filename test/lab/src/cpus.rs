@@ -44,21 +44,34 @@ impl Cpu {
     }
 }
 
+/// The first CPU that has halted with interrupts in service in both looks alike, and their vectors.
+///
+/// Such a CPU takes no other interrupt of the class or below, and a kernel halts only when all
+/// handlers have ended: the end of that interrupt has been lost.
+pub(crate) fn stuck(looks: &[Vec<Cpu>; 2]) -> Option<(usize, String)> {
+    let same = looks[0].iter().zip(&looks[1]).filter(|(before, after)| {
+        before.pointer == after.pointer && before.in_service == after.in_service
+    });
+    let (_, cpu) = same.into_iter().find(|(_, after)| after.has_halted_in_service())?;
+    Some((cpu.number, cpu.in_service.clone()))
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
+    #![allow(non_snake_case)]
+
     use super::*;
 
     /// Two CPUs of a guest whose boot hung.
-    pub(crate) const REGISTERS: &str = "\r\nCPU#0\r\nRAX=0000000000000000 RBX=0000000000000000\r\n\
+    const REGISTERS: &str = "\r\nCPU#0\r\nRAX=0000000000000000 RBX=0000000000000000\r\n\
         RIP=ffffffff81a17a0b RFL=00000246 [---Z-P-] CPL=0 II=0 A20=1 SMM=0 HLT=1\r\n\
         CPU#1\r\nRAX=0000000000000000 RBX=0000000000000000\r\n\
         RIP=ffffffff81a17a0b RFL=00000246 [---Z-P-] CPL=0 II=0 A20=1 SMM=0 HLT=1\r\n";
-    pub(crate) const IDLE: &str =
-        "dumping local APIC state for CPU 0\r\n\r\nISR\t (none)\r\nIRR\t (none)\r\n";
-    pub(crate) const HUNG: &str =
+    const IDLE: &str = "dumping local APIC state for CPU 0\r\n\r\nISR\t (none)\r\nIRR\t (none)\r\n";
+    const HUNG: &str =
         "dumping local APIC state for CPU 1\r\n\r\nISR\t 236\r\nIRR\t 34 35 36 236\r\n";
 
-    pub(crate) fn look(registers: &str, second: &str) -> Vec<Cpu> {
+    fn look(registers: &str, second: &str) -> Vec<Cpu> {
         Cpu::all(registers, |cpu| [IDLE, second][cpu].into())
     }
 
@@ -68,5 +81,21 @@ pub(crate) mod tests {
         assert_eq!(hung[0].interrupts(), ["CPU 0 ISR (none)", "CPU 0 IRR (none)"]);
         assert_eq!(hung[1].interrupts(), ["CPU 1 ISR 236", "CPU 1 IRR 34 35 36 236"]);
         assert!(!hung[0].has_halted_in_service() && hung[1].has_halted_in_service());
+    }
+
+    #[test]
+    fn abuse_G2_a_cpu_without_the_end_of_its_interrupt_is_known() {
+        let hung = look(REGISTERS, HUNG);
+        assert_eq!(stuck(&[hung.clone(), hung.clone()]), Some((1, "236".into())));
+        // In its handler, or idle, or elsewhere a moment later: the guest only is slow.
+        let running = look(&REGISTERS.replace("HLT=1", "HLT=0"), HUNG);
+        assert_eq!(stuck(&[running.clone(), running]), None);
+        let idle = look(REGISTERS, IDLE);
+        assert_eq!(stuck(&[hung.clone(), idle.clone()]), None);
+        assert_eq!(stuck(&[idle.clone(), idle]), None);
+        let elsewhere = look(&REGISTERS.replace("RIP=ffffffff81a17a0b", "RIP=0"), HUNG);
+        assert_eq!(stuck(&[elsewhere, hung]), None);
+        // QEMU's monitor does not answer.
+        assert_eq!(stuck(&[Vec::new(), Vec::new()]), None);
     }
 }

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 
 use crate::agent::{Agent, Failure};
 use crate::console::{TAIL_LINES, fatal_line, tail};
-use crate::cpus::Cpu;
+use crate::cpus::{self, Cpu};
 use crate::process::{DIE_WITH_PARENT, spawn, wait_for_exit};
 use crate::qmp::Qmp;
-use crate::{Lab, LabError, Qemu, qemu72};
+use crate::{Lab, LabError, Qemu};
 
 /// Time for a command, a file or a monitor command unless the caller says another.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -198,15 +198,15 @@ impl Machine {
         pointers.chain(held.map(|line| format!("\n{line}"))).collect()
     }
 
-    /// The error of a CPU that QEMU 7.2 has left in an interrupt for ever, see
+    /// The error of a CPU that the emulator has left in an interrupt for ever, see
     /// [`LabError::InterruptEndLost`]. None of a guest that has crashed, whatever its CPUs do.
     pub(crate) fn lost_interrupt_end(&self) -> Option<LabError> {
-        if !qemu72::has_faults(&self.qemu) {
+        if !self.qemu.accelerator().is_emulator() {
             return None;
         }
         self.check().ok()?;
         let looks = self.look_twice();
-        let (cpu, vectors) = qemu72::stuck(&looks)?;
+        let (cpu, vectors) = cpus::stuck(&looks)?;
         Some(LabError::InterruptEndLost {
             name: self.name.clone(),
             cpu,

@@ -7,14 +7,12 @@
 //! - With several pairs of queues, guests of several CPUs hang in every second or third run: they
 //!   get one pair.
 //! - A CPU may use the memory map that another one has just changed with what it remembers of the
-//!   old one (`tcg_commit()`, mended in 8.2). An access goes to the wrong device: QEMU ends by an
-//!   assertion; or the end of an interrupt gets lost, and that CPU waits for ever. Such a boot is
-//!   done once more.
+//!   old one (`tcg_commit()`, mended in 8.2). An access goes to the wrong device, and QEMU ends by
+//!   an assertion. Such a boot is done once more.
 //! - A CPU may keep its translation of an int3 that Linux has put into its code for the time of a
 //!   patch (mended in 8.1 by `deba78709ae8`), and the guest's kernel dies of it, or its CPUs go
 //!   round in its handler. A boot that ends so is done once more; later, see [`hold_hooks`].
 
-use crate::cpus::Cpu;
 use crate::{LabError, Qemu};
 
 /// First version without these faults.
@@ -49,25 +47,12 @@ pub fn vcpus(qemu: &Qemu, vcpus: u32) -> u32 {
 pub(crate) fn has_ended_boot(qemu: &Qemu, error: &LabError) -> bool {
     has_faults(qemu)
         && match error {
-            LabError::InterruptEndLost { .. } => true,
             LabError::GuestDied { why, stderr, .. } => {
                 why.starts_with("Oops: int3")
                     || stderr.contains("msix_table_mmio_write: Assertion `addr + size <=")
             }
             _ => false,
         }
-}
-
-/// The first CPU that has halted with interrupts in service in both looks alike, and their vectors.
-///
-/// Such a CPU takes no other interrupt of the class or below, and a kernel halts only when all
-/// handlers have ended: the end of that interrupt has been lost.
-pub(crate) fn stuck(looks: &[Vec<Cpu>; 2]) -> Option<(usize, String)> {
-    let same = looks[0].iter().zip(&looks[1]).filter(|(before, after)| {
-        before.pointer == after.pointer && before.in_service == after.in_service
-    });
-    let (_, cpu) = same.into_iter().find(|(_, after)| after.has_halted_in_service())?;
-    Some((cpu.number, cpu.in_service.clone()))
 }
 
 /// Script that switches a guest's calls of packet filters on for good, by rules in a network
@@ -127,36 +112,11 @@ mod tests {
         let other = "vhost_user_set_mem_table: Assertion `r >= 0' failed.";
         assert!(!is_known(&died(other)));
         assert!(!is_known(&LabError::Refused(wrong.into())));
-        let hung = LabError::InterruptEndLost {
-            name: "a".into(),
-            cpu: 1,
-            vectors: "236".into(),
-            console: String::new(),
-        };
-        assert!(is_known(&hung));
         let ended = "(QEMU ended: exit status: 0)";
         let patched = format!("Oops: int3: 0000 [#1] PREEMPT SMP NOPTI {ended}");
         assert!(is_known(&death(&patched, "")));
         assert!(!is_known(&death(&patched.replace("int3", "0002"), "")));
         // What is mended is a fault of somebody else.
         assert!(!has_ended_boot(&qemu((10, 0)), &died(wrong)));
-    }
-
-    #[test]
-    fn abuse_G2_a_cpu_without_the_end_of_its_interrupt_is_known() {
-        use crate::cpus::tests::{HUNG, IDLE, REGISTERS, look};
-
-        let hung = look(REGISTERS, HUNG);
-        assert_eq!(stuck(&[hung.clone(), hung.clone()]), Some((1, "236".into())));
-        // In its handler, or idle, or elsewhere a moment later: the guest only is slow.
-        let running = look(&REGISTERS.replace("HLT=1", "HLT=0"), HUNG);
-        assert_eq!(stuck(&[running.clone(), running]), None);
-        let idle = look(REGISTERS, IDLE);
-        assert_eq!(stuck(&[hung.clone(), idle.clone()]), None);
-        assert_eq!(stuck(&[idle.clone(), idle]), None);
-        let elsewhere = look(&REGISTERS.replace("RIP=ffffffff81a17a0b", "RIP=0"), HUNG);
-        assert_eq!(stuck(&[elsewhere, hung]), None);
-        // QEMU's monitor does not answer.
-        assert_eq!(stuck(&[Vec::new(), Vec::new()]), None);
     }
 }
