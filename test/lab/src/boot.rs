@@ -55,11 +55,15 @@ pub fn boot_all(
     started.into_iter().map(ready).collect()
 }
 
+/// Whether an emulator says that it ended since a memory map had changed under a CPU.
+pub(crate) fn has_lost_map(stderr: &str) -> bool {
+    stderr.contains("iotlb_to_section: Assertion `section_index <")
+}
+
 /// Whether a guest that was still booting has died or hung by a fault of QEMU alone.
 fn is_emulators_fault(qemu: &Qemu, error: &LabError) -> bool {
-    let lost_map = |stderr: &str| stderr.contains("iotlb_to_section: Assertion `section_index <");
     let has_lost_access = match error {
-        LabError::GuestDied { stderr, .. } => lost_map(stderr),
+        LabError::GuestDied { stderr, .. } => has_lost_map(stderr),
         LabError::InterruptEndLost { .. } => true,
         _ => false,
     };

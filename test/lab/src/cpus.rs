@@ -1,5 +1,10 @@
 //! State of a guest's CPUs, as QEMU's monitor shows it.
 
+use std::time::Duration;
+
+/// Time between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// State of one CPU at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cpu {
@@ -42,6 +47,13 @@ impl Cpu {
     pub(crate) fn has_halted_in_service(&self) -> bool {
         self.pointer.contains("HLT=1") && !self.in_service.is_empty()
     }
+}
+
+/// Looks at the CPUs twice; the second look comes a moment later.
+pub(crate) fn look_twice(look: impl Fn() -> Vec<Cpu>) -> [Vec<Cpu>; 2] {
+    let first = look();
+    std::thread::sleep(LOOK_AGAIN);
+    [first, look()]
 }
 
 /// The first CPU that has halted with interrupts in service in both looks alike, and their vectors.

@@ -17,7 +17,9 @@ use lab_agent::proto::{self, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{Agent, Failure, unexpected};
+use crate::boot::has_lost_map;
 use crate::console::{TAIL_LINES, tail};
+use crate::cpus::{self, Cpu};
 use crate::daemon::wait_notified;
 use crate::process::{DIE_WITH_PARENT, run, spawn};
 use crate::{Lab, LabError, Output};
@@ -116,6 +118,42 @@ impl Libvirt {
         let uri = format!("qemu+unix:///system?socket={}", socket.display());
         let said = run(Command::new("virsh").args(["--quiet", "--connect", &uri]).args(arguments))?;
         Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// Starts a domain, and waits until its guest's agent answers at `agent`. One that the emulator
+    /// ends or hangs by a fault of its own is started once more, as [`boot`](crate::boot()) does.
+    ///
+    /// # Errors
+    /// That of `virsh`; no agent answers in time.
+    pub fn boot(
+        &self,
+        lab: &Lab,
+        domain: &str,
+        agent: &AgentSocket,
+        time: Duration,
+    ) -> Result<Shell, LabError> {
+        self.virsh(&["start", domain])?;
+        match agent.accept(time) {
+            Err(error) if lab.qemu()?.accelerator().is_emulator() && self.has_lost(domain) => {
+                eprintln!("started once more: {error}");
+                // It may be gone already, which libvirt may not know yet.
+                let _ = self.virsh(&["destroy", domain]);
+                self.virsh(&["start", domain])?;
+                agent.accept(time)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Whether an access of a domain that was booting has got lost in the emulator.
+    fn has_lost(&self, domain: &str) -> bool {
+        let monitor = |command: &str| {
+            let answer = self.virsh(&["qemu-monitor-command", domain, "--hmp", command]);
+            answer.unwrap_or_default()
+        };
+        let look =
+            || Cpu::all(&monitor("info registers -a"), |cpu| monitor(&format!("info lapic {cpu}")));
+        has_lost_map(&self.log()) || cpus::stuck(&cpus::look_twice(look)).is_some()
     }
 
     /// Last lines of all that it and its domains said.

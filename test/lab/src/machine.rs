@@ -26,8 +26,6 @@ use crate::{Lab, LabError, Qemu};
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for QEMU to start and connect its sockets.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time between two looks at a guest's CPUs.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Time for QEMU to end after its guest crashed, so that the error can say how.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -176,13 +174,6 @@ impl Machine {
         }
     }
 
-    /// Looks at the CPUs twice; the second look comes a moment later.
-    fn look_twice(&self) -> [Vec<Cpu>; 2] {
-        let first = self.cpus();
-        std::thread::sleep(LOOK_AGAIN);
-        [first, self.cpus()]
-    }
-
     fn cpus(&self) -> Vec<Cpu> {
         Cpu::all(&self.monitor("info registers -a"), |cpu| {
             self.monitor(&format!("info lapic {cpu}"))
@@ -192,7 +183,7 @@ impl Machine {
     /// State of its CPUs, twice, and of their interrupt controllers: a guest that hangs says
     /// nothing itself.
     pub(crate) fn where_cpus_are(&self) -> String {
-        let looks = self.look_twice();
+        let looks = cpus::look_twice(|| self.cpus());
         let pointers = looks.iter().flatten().map(|cpu| format!("\n{}", cpu.pointer));
         let held = looks[1].iter().flat_map(Cpu::interrupts);
         pointers.chain(held.map(|line| format!("\n{line}"))).collect()
@@ -205,7 +196,7 @@ impl Machine {
             return None;
         }
         self.check().ok()?;
-        let looks = self.look_twice();
+        let looks = cpus::look_twice(|| self.cpus());
         let (cpu, vectors) = cpus::stuck(&looks)?;
         Some(LabError::InterruptEndLost {
             name: self.name.clone(),

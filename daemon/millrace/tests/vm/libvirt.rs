@@ -148,8 +148,7 @@ impl World {
     }
 
     fn start_domain(&self, name: &str) -> Shell {
-        self.virsh(&["start", name]);
-        self.agent.accept(BOOT).unwrap_or_else(|e| {
+        self.libvirt.boot(&self.lab, name, &self.agent, BOOT).unwrap_or_else(|e| {
             let console = std::fs::read_to_string(self.lab.path("console")).unwrap_or_default();
             panic!("{e}\n{console}")
         })
