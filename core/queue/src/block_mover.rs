@@ -60,24 +60,26 @@ pub struct BlockMover {
 }
 
 impl BlockMover {
-    /// Starts the process.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn new(mut start: Start) -> io::Result<Self> {
-        let socket = Some(start()?);
-        Ok(Self { start, socket, spent: Duration::ZERO })
+    /// Starts the process. One that does not start is tried again as one that has gone.
+    pub fn new(start: Start) -> Self {
+        let mut mover = Self { start, socket: None, spent: Duration::ZERO };
+        mover.revive();
+        mover
     }
 
-    /// Starts the process again if it has gone.
+    /// Starts the process unless it is there.
     pub(crate) fn revive(&mut self) {
-        if self.socket.is_none() {
-            match (self.start)() {
-                Ok(socket) => self.socket = Some(socket),
-                Err(e) => tracing::warn!(
-                    "the process that moves VMs' memory into huge pages does not start: {e}"
-                ),
+        if self.socket.is_some() {
+            return;
+        }
+        match (self.start)() {
+            Ok(socket) => {
+                tracing::debug!("the process that moves VMs' memory into huge pages has started");
+                self.socket = Some(socket);
             }
+            Err(e) => tracing::warn!(
+                "the process that moves VMs' memory into huge pages does not start: {e}"
+            ),
         }
     }
 
@@ -97,10 +99,13 @@ impl BlockMover {
         len: usize,
     ) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Err(io::ErrorKind::UnexpectedEof.into()) };
-        let Ok((errno, spent_ns)) = ask(socket, message(offset, len as u64), file) else {
-            tracing::warn!("the process that moves VMs' memory into huge pages has gone");
-            self.socket = None;
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        let (errno, spent_ns) = match ask(socket, message(offset, len as u64), file) {
+            Ok(answer) => answer,
+            Err(e) => {
+                tracing::warn!("the process that moves VMs' memory into huge pages has gone: {e}");
+                self.socket = None;
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
         };
         self.spent += Duration::from_nanos(spent_ns);
         if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno as i32)) }
@@ -159,7 +164,7 @@ mod tests {
         let (ours, server) = served();
         let mut sockets = vec![served().0, ours.try_clone().unwrap()];
         let start = move || sockets.pop().ok_or(io::ErrorKind::NotFound.into());
-        let mut mover = BlockMover::new(Box::new(start)).unwrap();
+        let mut mover = BlockMover::new(Box::new(start));
         let file = SharedMemory::new("moved", BLOCK_BYTES).unwrap();
         // Nothing is there to be moved beyond the file's end, and no memory is made for it.
         let beyond = mover.collapse(file.as_fd(), 4 * BLOCK_BYTES as u64, BLOCK_BYTES);

@@ -328,7 +328,7 @@ mod tests {
             std::thread::spawn(move || serve(theirs));
             Ok(ours)
         };
-        Watched::new(BlockMover::new(Box::new(start)).unwrap())
+        Watched::new(BlockMover::new(Box::new(start)))
     }
 
     fn memory() -> SharedMemory {

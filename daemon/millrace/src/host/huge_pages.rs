@@ -4,7 +4,8 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 
 use anyhow::Context;
 use queue::block_mover::{self, BlockMover};
@@ -37,19 +38,21 @@ pub fn start(wanted: Option<bool>) {
 
 /// Starts the process that moves memory, and the thread that tells it what.
 fn start_mover() -> anyhow::Result<()> {
-    let mover = BlockMover::new(Box::new(start_process)).context("starting a process for it")?;
-    queue::huge_pages::start(mover).context("a thread for it")
+    queue::huge_pages::start(BlockMover::new(Box::new(start_process))).context("a thread for it")
 }
 
 /// Starts a process that moves memory; the socket to it.
 fn start_process() -> io::Result<OwnedFd> {
+    // Nobody else waits for its end. The thread comes first: a process that it cannot be started
+    // for would be left as a zombie.
+    let (tell, told) = mpsc::channel::<Child>();
+    let wait = move || told.recv().map(|mut process| process.wait());
+    std::thread::Builder::new().name("pages-end".into()).spawn(wait)?;
     let (ours, theirs) = block_mover::sockets()?;
     let mut command = Command::new(PROGRAM);
     command.arg("huge-pages-process").stdin(theirs).stdout(Stdio::null());
-    let mut process = command.spawn()?;
-    // Nobody else waits for its end.
-    let wait = move || drop(process.wait());
-    std::thread::Builder::new().name("pages-end".into()).spawn(wait)?;
+    // The thread waits until it has got it, or this end is dropped.
+    let _ = tell.send(command.spawn()?);
     Ok(ours)
 }
 

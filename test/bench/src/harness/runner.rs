@@ -37,8 +37,8 @@ const MAX_REPEATS: usize = 2;
 
 /// How far from 1, and from its floor, the interval of a row lies whose case may end early.
 ///
-/// An interval is looked at after every round then, and chance has as many tries; a ratio that is
-/// clear by a twentieth stays clear.
+/// An interval is looked at after every round then, and chance has as many tries: a twentieth
+/// leaves it few.
 const CLEAR_BY: f64 = 1.05;
 
 /// Side that is being measured.
