@@ -8,7 +8,7 @@
 //!
 //! An access may also get lost without an assertion. The one that shows is the end of the local
 //! timer's interrupt: that CPU halts with the interrupt in service, takes no other, and the guest
-//! stands still. 7.2 did so, and 10.0 once in 15 runs of all VM tests beside two busy loops. It is
+//! stands still. 7.2 did so, and 10.0 once in 20 runs of all VM tests beside two busy loops. It is
 //! nobody else's fault: Linux writes that end first in the timer's handler, with interrupts off,
 //! and between this write and the controller there is QEMU alone.
 
