@@ -18,8 +18,13 @@ pub(crate) struct Cpu {
 }
 
 impl Cpu {
+    /// Looks at all CPUs, by commands of QEMU's monitor for people.
+    pub(crate) fn look(monitor: impl Fn(&str) -> String) -> Vec<Self> {
+        Self::all(&monitor("info registers -a"), |cpu| monitor(&format!("info lapic {cpu}")))
+    }
+
     /// Reads what `info registers -a` says, and `info lapic` of each CPU by its number.
-    pub(crate) fn all(registers: &str, lapic: impl Fn(usize) -> String) -> Vec<Self> {
+    fn all(registers: &str, lapic: impl Fn(usize) -> String) -> Vec<Self> {
         let pointers = registers.lines().map(str::trim).filter(|line| line.starts_with("RIP="));
         let cpu = |(number, pointer): (usize, &str)| {
             let controller = lapic(number);

@@ -151,9 +151,8 @@ impl Libvirt {
             let answer = self.virsh(&["qemu-monitor-command", domain, "--hmp", command]);
             answer.unwrap_or_default()
         };
-        let look =
-            || Cpu::all(&monitor("info registers -a"), |cpu| monitor(&format!("info lapic {cpu}")));
-        has_lost_map(&self.log()) || cpus::stuck(&cpus::look_twice(look)).is_some()
+        let looks = || cpus::look_twice(|| Cpu::look(monitor));
+        has_lost_map(&self.log()) || cpus::stuck(&looks()).is_some()
     }
 
     /// Last lines of all that it and its domains said.

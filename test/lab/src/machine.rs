@@ -175,9 +175,7 @@ impl Machine {
     }
 
     fn cpus(&self) -> Vec<Cpu> {
-        Cpu::all(&self.monitor("info registers -a"), |cpu| {
-            self.monitor(&format!("info lapic {cpu}"))
-        })
+        Cpu::look(|command| self.monitor(command))
     }
 
     /// State of its CPUs, twice, and of their interrupt controllers: a guest that hangs says

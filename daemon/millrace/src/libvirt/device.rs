@@ -57,21 +57,34 @@ pub fn net(xml: &mut Xml, net: &NetConfig, kept: &Kept<'_>) {
             ),
         }
         let path = path(&net.endpoint);
-        let source = |mode| [("type", "unix"), ("path", path.as_str()), ("mode", mode)];
+        let source = [("type", "unix"), ("path", &path), ("mode", card_mode(&net.endpoint))];
         match net.endpoint.mode {
-            SocketMode::Listen => xml.within("source", &source("client"), reconnect),
+            SocketMode::Listen => xml.within("source", &source, reconnect),
             SocketMode::Dial => {
                 xml.comment("QEMU makes this socket, and waits until the daemon has connected.");
-                xml.empty("source", &source("server"));
+                xml.empty("source", &source);
             }
         }
         xml.empty("model", &[("type", "virtio")]);
-        if net.queue_pairs > 1 {
-            xml.empty("driver", &[("queues", &net.queue_pairs.to_string())]);
+        if let Some(queues) = card_queues(net) {
+            xml.empty("driver", &[("queues", &queues)]);
         }
         xml.empty("alias", &[("name", &alias(&net.name))]);
         kept.rest.iter().for_each(|element| xml.raw(element));
     });
+}
+
+/// QEMU's side of a card's socket.
+pub fn card_mode(endpoint: &EndpointConfig) -> &'static str {
+    match endpoint.mode {
+        SocketMode::Listen => "client",
+        SocketMode::Dial => "server",
+    }
+}
+
+/// Number of a card's queue pairs where QEMU has to be told.
+pub fn card_queues(net: &NetConfig) -> Option<String> {
+    (net.queue_pairs > 1).then(|| net.queue_pairs.to_string())
 }
 
 /// Writes a disk that has an element; `slot` is its number among the VM's disks. It is booted from

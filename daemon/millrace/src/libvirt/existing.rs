@@ -28,10 +28,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use config::{DiskConfig, NetConfig, SocketMode, VmConfig, format_mac};
+use config::{DiskConfig, NetConfig, VmConfig, format_mac};
 use roxmltree::{Document, Node, ParsingOptions};
 
-use element::{bytes, child, has_alias, is_vhost_user, socket, which, within};
+use element::{bytes, child, has_alias, has_mac, is_vhost_user, socket, which, within};
 use overrides::Overrides;
 
 use super::device::{self, Kept};
@@ -233,9 +233,7 @@ impl<'a> Domain<'a> {
             return self.append(xml);
         };
         checks::card(net, card)?;
-        if !has_alias(card, &net.name) {
-            self.overrides.check_replaced(card, &net.name)?;
-        }
+        self.overrides.check_replaced(card, &net.name)?;
         let name = child(card, "mac").map(|mac| self.raw(mac));
         let kept = Kept { name, rest: self.kept(card, &checks::KEPT_OF_CARD) };
         device::net(&mut xml, net, &kept);
@@ -283,9 +281,7 @@ impl<'a> Domain<'a> {
             true => checks::disk_on_socket(old)?,
             false => checks::disk(disk, old)?,
         }
-        if !has_alias(old, &disk.name) {
-            self.overrides.check_replaced(old, &disk.name)?;
-        }
+        self.overrides.check_replaced(old, &disk.name)?;
         let name = child(old, "target").map(|target| self.raw(target));
         let kept = Kept { name, rest: self.kept(old, &checks::KEPT_OF_DISK) };
         device::disk(&mut xml, disk, 0, false, Some(vcpus), &kept);
@@ -319,10 +315,10 @@ impl<'a> Domain<'a> {
                 self.edits.push((at..at, format!(" xmlns:qemu='{QEMU_SPACE}'")));
             }
         }
-        match (self.overrides.0, last.or(self.root.last_element_child())) {
-            (Some(old), _) if last.is_none() => self.replace(old, xml),
-            (_, Some(last)) => self.insert_after(last, xml),
-            (_, None) => Ok(()),
+        match (last, self.overrides.0, self.root.last_element_child()) {
+            (Some(last), ..) | (None, None, Some(last)) => self.insert_after(last, xml),
+            (None, Some(empty), _) => self.replace(empty, xml),
+            (None, None, None) => Ok(()),
         }
     }
 
@@ -346,14 +342,15 @@ fn take_own<'a>(
     ports: &[(&str, &Path)],
 ) -> anyhow::Result<Vec<Option<Node<'a, 'a>>>> {
     let mut take = |is_own: &dyn Fn(Node<'_, '_>) -> bool| {
-        let at = devices.iter().position(|device| is_vhost_user(*device) && is_own(*device));
-        at.map(|at| devices.remove(at))
+        devices.iter().position(|device| is_own(*device)).map(|at| devices.remove(at))
     };
     // Aliases first: sockets may have changed their ports.
-    let own = ports.iter().map(|(name, _)| take(&|device| has_alias(device, name)));
-    let mut own: Vec<_> = own.collect();
+    let mut own = Vec::with_capacity(ports.len());
+    for (name, _) in ports {
+        own.push(take(&|device| is_vhost_user(device) && has_alias(device, name)));
+    }
     for (own, (_, path)) in own.iter_mut().zip(ports).filter(|(own, _)| own.is_none()) {
-        *own = take(&|device| within(device, "source", "path").map(Path::new) == Some(path));
+        *own = take(&|device| socket(device) == Some(path));
     }
     let folders = || ports.iter().filter_map(|(_, path)| path.parent());
     let is_here = |path: &Path| folders().any(|folder| path.parent() == Some(folder));
@@ -372,24 +369,14 @@ fn take_own<'a>(
 
 /// Whether a port's own card is as the config has it. Refuses one that has another MAC address.
 fn is_card_of(net: &NetConfig, card: Node<'_, '_>) -> anyhow::Result<bool> {
-    let mac = within(card, "mac", "address");
-    let wanted = net.mac.map(format_mac);
-    let has_mac = wanted
-        .as_deref()
-        .is_none_or(|wanted| mac.is_some_and(|mac| mac.eq_ignore_ascii_case(wanted)));
-    if let (false, Some(mac), Some(wanted)) = (has_mac, mac, &wanted) {
+    if let Some(wanted) = net.mac.map(format_mac).filter(|wanted| !has_mac(card, wanted)) {
+        let Some(mac) = within(card, "mac", "address") else { return Ok(false) };
         bail!("port {} has the mac {wanted} in the config, and {mac} in the domain", net.name);
     }
-    let mode = match net.endpoint.mode {
-        SocketMode::Listen => "client",
-        SocketMode::Dial => "server",
-    };
-    let queues = (net.queue_pairs > 1).then(|| net.queue_pairs.to_string());
-    Ok(has_mac
-        && has_alias(card, &net.name)
+    Ok(has_alias(card, &net.name)
         && socket(card) == Some(&net.endpoint.socket)
-        && within(card, "source", "mode") == Some(mode)
-        && within(card, "driver", "queues") == queues.as_deref())
+        && within(card, "source", "mode") == Some(device::card_mode(&net.endpoint))
+        && within(card, "driver", "queues") == device::card_queues(net).as_deref())
 }
 
 /// Whether a port's own disk is as the config has it.
@@ -404,10 +391,7 @@ fn next_card(net: &NetConfig, cards: &[Node<'_, '_>]) -> anyhow::Result<Option<u
     let Some(mac) = net.mac.map(format_mac) else {
         return Ok(cards.iter().position(|card| !is_vhost_user(*card)));
     };
-    let has_it = |card: &Node<'_, '_>| {
-        within(*card, "mac", "address").is_some_and(|m| m.eq_ignore_ascii_case(&mac))
-    };
-    match cards.iter().position(has_it) {
+    match cards.iter().position(|card| has_mac(*card, &mac)) {
         None if !cards.is_empty() => bail!(
             "no card of the domain has the mac {mac} of port {}; without `mac` the port takes the \
              next card",

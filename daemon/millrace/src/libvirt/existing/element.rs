@@ -45,6 +45,11 @@ pub fn has_alias(device: Node<'_, '_>, port: &str) -> bool {
     within(device, "alias", "name") == Some(&device::alias(port))
 }
 
+/// Whether a card has a MAC address.
+pub fn has_mac(card: Node<'_, '_>, mac: &str) -> bool {
+    within(card, "mac", "address").is_some_and(|own| own.eq_ignore_ascii_case(mac))
+}
+
 /// Socket of a vhost-user device.
 pub fn socket<'a>(device: Node<'a, 'a>) -> Option<&'a Path> {
     is_vhost_user(device).then(|| within(device, "source", "path").map(Path::new))?

@@ -4,7 +4,7 @@ use anyhow::bail;
 use config::NetConfig;
 use roxmltree::Node;
 
-use super::element::within;
+use super::element::{has_alias, within};
 use crate::cli::DomainKind;
 use crate::libvirt::device;
 use crate::libvirt::domain::{HOST_MTU, QEMU_SPACE, properties};
@@ -29,8 +29,11 @@ impl<'a> Overrides<'a> {
     }
 
     /// Refuses to replace a device of which properties are overridden, or to change the number by
-    /// which another one is named.
+    /// which another one is named. A port's own device keeps its alias.
     pub fn check_replaced(self, device: Node<'_, '_>, port: &str) -> anyhow::Result<()> {
+        if has_alias(device, port) {
+            return Ok(());
+        }
         let own = within(device, "alias", "name");
         let target = within(device, "target", "dev");
         let is_meant = |alias: &str| match device.has_tag_name("interface") {
